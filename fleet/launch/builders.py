@@ -21,13 +21,12 @@ from fleet.launch import supplies
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, RejectedError
+from wire.errors import ConfigError
 from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
 
-REFUSED_TIMEOUT_S = 5.0
 THINKER = "thinker"
 """name and key of a think server"""
 
@@ -72,11 +71,10 @@ def run_trainer(options: TrainerOptions) -> None:
         while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
         trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
-        timeout = _RejectionTimeout()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
-            timeout.check(trainer.rejection, channel)
+            trainer.session.raise_if_rejected()
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()
@@ -94,13 +92,12 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     with gateway_channel(options, options.name) as channel:
         evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
-        timeout = _RejectionTimeout()
         try:
             while not (shutdown.requested or evaluator.done or evaluator.subscriber.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
                 evaluator.step()
-                timeout.check(evaluator.subscriber.rejection, channel)
+                evaluator.subscriber.session.raise_if_rejected()
         finally:
             evaluator.robot.close()
 
@@ -130,28 +127,11 @@ def run_think_server(options: ThinkServerOptions) -> None:
         encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
-        timeout = _RejectionTimeout()
         while not (shutdown.requested or server.subscriber.stopping):
             wait_any([robots, channel], 0.1)
             server.poll()
-            timeout.check(server.subscriber.rejection, channel)
+            server.subscriber.session.raise_if_rejected()
     robots.close()
-
-
-class _RejectionTimeout:
-    """Ends a process that the gateway goes on refusing, with the gateway's own words."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def check(self, refused: str, channel: ZmqClient) -> None:
-        reason = refused or channel.refusal
-        if not reason:
-            self._since = None
-            return
-        self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > REFUSED_TIMEOUT_S:
-            raise RejectedError(reason)
 
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:

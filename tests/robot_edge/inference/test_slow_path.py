@@ -251,11 +251,11 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     assert (hello.name, hello.role) == ("thinker-0", "thinker")
     served.gateway.send(Rejection("no"))
     served.server.poll()
-    assert served.server.subscriber.rejection == "no"
+    assert served.server.subscriber.session.rejection == "no"
     served.gateway.send(HelloAck("gateway", 1, 2))
     served.clock.advance(2_000 * MS)
     served.server.poll()
-    assert served.server.subscriber.rejection == ""
+    assert served.server.subscriber.session.rejection == ""
     assert isinstance(served.gateway.recv(), Heartbeat)
     served.gateway.send(ReintroduceRequest())
     served.server.poll()
