@@ -13,7 +13,7 @@ from fleet.cli import buffer, doctor, fleet, policy, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.overrides import RobotConfig, RobotKind, unset
-from fleet.launch import builders, robot_builders, supplies
+from fleet.launch import builders, factories, robot_builders
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -108,7 +108,7 @@ def replay(
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
     from robot_edge.flight_recorder.command import replay_command
 
-    raise typer.Exit(replay_command(flight, supplies.rebuild_control, first, last, rerun, table, session))
+    raise typer.Exit(replay_command(flight, factories.rebuild_control, first, last, rerun, table, session))
 
 
 # One process of a fleet each; `up` starts all of them.

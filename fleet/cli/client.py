@@ -1,4 +1,4 @@
-"""A person's or a program's line to the gateway: what robots and jobs there are, work to hand in, robots to hold.
+"""A person's or a program's connection to the gateway: what robots and jobs there are, work to hand in, robots to hold.
 
 with FleetClient("tcp://127.0.0.1:5760", Path("data/state/keys")) as fleet:
     lease = fleet.lease("robot-0", ttl_s=30, purpose="maintenance")
@@ -41,8 +41,8 @@ _HELLO_EVERY_S = 0.5
 
 
 class FleetClient:
-    """One line to the gateway; for one thread. Every method may raise `RejectedError`, with the gateway's reason, and
-    `WireError` when no answer comes in `answer_s`."""
+    """One connection to the gateway; for one thread. Every method may raise `RejectedError`, with the gateway's
+    reason, and `WireError` when no answer comes in `answer_s`."""
 
     def __init__(
         self,
@@ -169,11 +169,11 @@ class FleetClient:
                 # It must hear first who we are: the connection was down, or this is a new gateway.
                 self._introduce(deadline_s)
                 session.accepted = sent = session.channel.send(message)
-            heard = self._recv(min(left_s, 0.2))
-            if isinstance(heard, Response) and heard.call == call:
-                if heard.refused:
-                    raise RejectedError(heard.refused)
-                return heard
+            response = self._recv(min(left_s, 0.2))
+            if isinstance(response, Response) and response.call == call:
+                if response.refused:
+                    raise RejectedError(response.refused)
+                return response
         raise WireError(f"the gateway at {self._gateway} did not answer {type(message).__name__}: see its log.")
 
     def _introduce(self, deadline_s: float) -> None:

@@ -25,7 +25,7 @@ def doctor(
     ] = False,
     move: Annotated[bool, typer.Option(help="--no-move connects and does no more.")] = True,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long rates are measured.")] = 5.0,
-    patience: Annotated[
+    timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a check means a driver that blocks.")
     ] = 120.0,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the robot moves.")] = False,
@@ -60,7 +60,7 @@ def doctor(
         if not sys.stdin.isatty():
             raise ConfigError(f"robot '{robot}' will move: clear its workspace, then say --yes (or --no-move).")
         typer.confirm(f"'{robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
-    found = examine(make, task, simulated, move, seconds, patience, console)
+    found = examine(make, task, simulated, move, seconds, timeout, console)
     show(found, console)
     if report is not None:
         with storage_errors("writing the report", report):

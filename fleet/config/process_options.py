@@ -35,13 +35,9 @@ Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
 Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.")]
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
-LedgerUrl = Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")]
-StoreUrl = Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
-WebPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")]
-WebHost = Annotated[str, typer.Option(help="Address the page listens on.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +82,10 @@ class ClientOptions(ProcessOptions):
 class GatewayOptions(ProcessOptions):
     port: Port = PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
-    web_port: WebPort = WEB_PORT
-    web_host: WebHost = "127.0.0.1"
-    ledger: LedgerUrl = ""
-    store: StoreUrl = ""
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = WEB_PORT
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    ledger: Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")] = ""
+    store: Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.config.recipe import Recipe
-from fleet.launch.supplies import make_control
+from fleet.launch.factories import make_control
 from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock, SimulatedClock, clock_name
 from wire.errors import FleetError, RobotError

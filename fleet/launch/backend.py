@@ -50,10 +50,6 @@ class PartState(msgspec.Struct, frozen=True):
     """given up, and why"""
     fault: str = ""
     """why it does not run, or why it had to be started again just now"""
-    node: str = ""
-    """host name of where it runs, '' for this machine"""
-    log: str = ""
-    """its log file, on its node"""
     address: str = ""
     """where others reach it, tcp://HOST:PORT: a think server's"""
     steps_recorded: int | None = None
@@ -172,7 +168,6 @@ class LocalBackend:
             starts=child.starts,
             failed=child.failed,
             fault=child.failed or child.fault,
-            log=str(child.log_file),
             address=self._addresses.get(child.name, ""),
         )
 

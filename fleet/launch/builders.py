@@ -17,7 +17,7 @@ from fleet.config.process_options import (
     TrainerOptions,
 )
 from fleet.config.recipes import get_recipe
-from fleet.launch import supplies
+from fleet.launch import factories
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
@@ -39,7 +39,7 @@ def run_gateway(options: GatewayOptions) -> None:
     data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
-    gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
+    gateway, view, ledger, sealer = factories.make_gateway(recipe, data, channel)
     page = serve(view, options.web_host, options.web_port)
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
@@ -70,7 +70,7 @@ def run_trainer(options: TrainerOptions) -> None:
             log.info("waiting for a gateway's buffer at %s", data.root)
         while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
-        trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
+        trainer = factories.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
@@ -90,7 +90,7 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, options.label) if version else None
     with gateway_channel(options, options.name) as channel:
-        evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
+        evaluator = factories.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
         try:
             while not (shutdown.requested or evaluator.done or evaluator.subscriber.stopping):

@@ -7,7 +7,6 @@ by itself when its actor is gone (`robot_edge.runtime.lifecycle.ShutdownSignal`)
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from dataclasses import replace
@@ -70,7 +69,7 @@ class RayHost:
 
     def _now(self) -> PartState:
         state = self._backend.parts.get(self._part.name, PartState())
-        return msgspec.structs.replace(state, node=socket.gethostname(), fault=self._fault or state.fault)
+        return msgspec.structs.replace(state, fault=self._fault or state.fault)
 
     def _keep(self) -> None:
         """Keep the part running; a disk that is full now may have room later."""

@@ -32,7 +32,7 @@ def test_a_robot_that_cannot_start_is_named_with_its_last_words_and_never_given_
     state = backend.parts["robot-0"]
     assert not state.failed
     assert "there is no recipe 'no-such-recipe'" in state.fault
-    assert state.log == str(tmp_path / "logs" / "robot-0.log")
+    assert (tmp_path / "logs" / "robot-0.log").exists()
     assert len(said) == 1, "once, though it died more than once"
     assert "robot-0" in said[0]
     assert "there is no recipe" in said[0]

@@ -268,7 +268,7 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     backend = _backend(cluster, tmp_path)
     assert backend.robots() == {"robot-0": "arm"}
     backend.start(EDGE)
-    cluster.says["robot-0"] = _says(node="arm", pid=7)
+    cluster.says["robot-0"] = _says(pid=7)
     _turn(backend, clock)
     assert backend.parts["robot-0"].pid == 7
 
@@ -281,7 +281,7 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     assert cluster.killed == [], "Ray brings the edge back where its robot is"
 
     cluster.known = _nodes(HOME, ARM)
-    cluster.says["robot-0"] = _says(host_pid=2, node="arm", pid=8)
+    cluster.says["robot-0"] = _says(host_pid=2, pid=8)
     assert _turn(backend, clock) == []
     state = backend.parts["robot-0"]
     assert (state.running, state.pid, state.starts, state.fault) == (True, 8, 2, "")
@@ -293,14 +293,14 @@ def test_a_trainer_whose_node_is_gone_is_placed_on_another(tmp_path: Path, clock
     cluster = FakeCluster(_nodes(HOME, gpus), looks={"g": (True, [])})
     backend = _backend(cluster, tmp_path)
     backend.start(TRAINER)
-    cluster.says["trainer"] = _says(node="gpus")
+    cluster.says["trainer"] = _says()
     _turn(backend, clock)
     assert cluster.requests == [("trainer", ResourceRequest(cpus=1.0, gpus=1.0, node="g"))]
 
     cluster.known = _nodes(HOME)
     cluster.says["trainer"] = Gone("its node does not answer", comes_back=True)
     _turn(backend, clock)
-    cluster.says["trainer"] = _says(host_pid=3, node="home")
+    cluster.says["trainer"] = _says(host_pid=3)
     _turn(backend, clock, times=5)
     assert cluster.requests[1:] == [("trainer", ResourceRequest(cpus=1.0, node="h"))]
     assert cluster.killed == ["trainer"]
