@@ -1,4 +1,4 @@
-"""What each part of a fleet is started with: the words after `vla-fleet`, and how it is kept."""
+"""What each part of a fleet is started with: its arguments, how it is kept, and what it may import beforehand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from fleet.config.process_options import (
     ThinkServerOptions,
     TrainerOptions,
 )
+from fleet.config.recipe import Recipe
 from fleet.launch.backend import Part
 from fleet.launch.builders import THINKER
+from robot_edge.runtime.forking import has_gpu
 from wire.transport.keys import GATEWAY
 from wire.types import Role
 
@@ -83,3 +85,47 @@ class Parts:
         shared = {"name": name, **{one.name: getattr(self, one.name) for one in fields(self)}}
         options = kind(**{one.name: shared[one.name] for one in fields(kind) if one.name in shared}, **given)
         return Part(name, role, (command, *options.arguments()))
+
+
+# --- what processes have in common and import once, by what they do; these import the rest ----------------------------
+
+_GATEWAY_MODULES = (
+    "fleet.cli.__main__",
+    "cloud_learner.gateway.server",
+    "cloud_learner.operator.app",
+    "cloud_learner.buffer.location",
+    "cloud_learner.buffer.maintenance.shard_writer",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+)
+_EDGE_MODULES = ("fleet.cli.__main__", "fleet.evaluation.demonstrations")
+_SIMULATORS = {
+    "metaworld": (
+        "hal.drivers.metaworld.simulation:import_simulator",
+        "hal.drivers.metaworld.expert",
+        "metaworld.policies",
+    )
+}
+_POLICY_MODULES = ("torch", "policies.flow.policy", "robot_edge.inference.server", "robot_edge.inference.latent_server")
+_LEROBOT_MODULES = ("policies.lerobot.policy", "lerobot.policies.factory")
+# An optimizer imports the second when it is made.
+_TRAINER_MODULES = ("cloud_learner.training.trainer", "torch._dynamo")
+_THINKING = (Role.trainer, Role.evaluator, Role.thinker)
+"""roles that run the policy in their own process"""
+
+
+def modules_by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
+    """What each role of a part needs before it begins, most urgent roles first.
+
+    `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
+    run the policy are left out.
+    """
+    robot = (*_EDGE_MODULES, *_SIMULATORS.get(recipe.robot, ()))
+    lerobot = _LEROBOT_MODULES if recipe.tiny or policy.startswith("lerobot:") else ()
+    needs = {Role.gateway: _GATEWAY_MODULES, Role.demonstrator: robot}
+    if has_gpu():
+        return {**needs, Role.edge: robot}
+    thinking = (*robot, *_POLICY_MODULES, *lerobot)
+    return {**needs, Role.edge: thinking, **dict.fromkeys(_THINKING, (*thinking, *_TRAINER_MODULES))}

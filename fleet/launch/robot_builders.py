@@ -13,7 +13,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch import factories
 from fleet.launch.builders import THINKER, gateway_channel, limit_threads
-from fleet.launch.preloads import by_role
+from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_driver_server
@@ -76,7 +76,7 @@ def run_robot(options: EdgeOptions) -> int:
         shutdown = ShutdownSignal()
         if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
             return 0
-    preload(by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
+    preload(modules_by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
     return run_edge(edge)
 
 

@@ -83,7 +83,7 @@ class Template:
     """A template process, kept while this context lasts; `starter` gives what starts parts."""
 
     def __init__(self, needs: Mapping[Role, tuple[str, ...]], log_file: Path) -> None:
-        """Only stores. `needs`: modules by role (`fleet.launch.preloads`)."""
+        """Only stores. `needs`: modules by role (`process_specs.modules_by_role`)."""
         self._needs = needs
         self._log_file = log_file
         self._link: _TemplateLink | None = None

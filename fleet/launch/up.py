@@ -15,15 +15,23 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER
-from fleet.launch.preloads import by_role
-from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
+from fleet.launch.dashboard import Dashboard
+from fleet.launch.process_specs import (
+    AFTER,
+    BEFORE,
+    DEMONSTRATOR,
+    HELPERS,
+    Parts,
+    measurer,
+    minute_label,
+    modules_by_role,
+)
 from fleet.launch.template import Template
 from fleet.tools.policy_process import build_policy, try_policy
 from fleet.tools.report import RunCounters, make_report, write_report
@@ -121,7 +129,7 @@ class Up:
         options, data = self.options, self.data
         simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
         if options.backend == "local":
-            with Template(by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
+            with Template(modules_by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
                 yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
             return
         from fleet.ray_backend.backend import RayBackend
