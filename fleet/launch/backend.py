@@ -22,7 +22,7 @@ _SAY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessSpec:
     """One process of a fleet: a `vla-fleet` command that is kept running somewhere."""
 
     name: str
@@ -38,7 +38,7 @@ class Part:
     """deaths in a row after which it is left dead; 0: never"""
 
 
-class PartState(msgspec.Struct, frozen=True):
+class ProcessState(msgspec.Struct, frozen=True):
     """How a part is."""
 
     running: bool = False
@@ -60,7 +60,7 @@ class Backend(Protocol):
     """Keeps parts running. Call `poll` a few times a second."""
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         """Every part that was ever started, by name."""
         ...
 
@@ -68,7 +68,7 @@ class Backend(Protocol):
         """The robots there are now, by name: the host name each is on, '' for this machine."""
         ...
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessSpec) -> None:
         """Start `part`, as soon as there is a place for it; one of its name must not be running."""
         ...
 
@@ -81,7 +81,7 @@ class Backend(Protocol):
         ...
 
 
-def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
+def command(part: ProcessSpec, data: Path, keys: Path | None = None) -> list[str]:
     """What starts `part` on this machine. Only the gateway takes no `--keys`: its keys are its data's."""
     keyed = ["--keys", str(keys)] if keys is not None and part.role != Role.gateway else []
     return [sys.executable, "-m", "fleet.cli", *part.argv, "--data", str(data), *keyed]
@@ -126,13 +126,13 @@ class LocalBackend:
         self._news = News()
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         return {name: self._state(child) for name, child in self._supervisor.children.items()}
 
     def robots(self) -> Mapping[str, str]:
         return self._robots
 
-    def start(self, part: Part, keys: Path | None = None) -> None:
+    def start(self, part: ProcessSpec, keys: Path | None = None) -> None:
         if part.role == Role.thinker:
             port = free_port(0, self._host)
             self._addresses[part.name] = f"tcp://{self._host}:{port}"
@@ -161,8 +161,8 @@ class LocalBackend:
     def stop(self, names: list[str], grace_s: float) -> None:
         self._supervisor.stop([name for name in names if name in self._supervisor.children], grace_s)
 
-    def _state(self, child: Child) -> PartState:
-        return PartState(
+    def _state(self, child: Child) -> ProcessState:
+        return ProcessState(
             running=child.running,
             pid=child.pid,
             starts=child.starts,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.launch.backend import LocalBackend, News, Part, PartState
+from fleet.launch.backend import LocalBackend, News, ProcessSpec, ProcessState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
 from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, discover, place
@@ -39,8 +39,8 @@ _KILL_S = 10.0
 class _Placed:
     """A part and its actor."""
 
-    part: Part
-    state: PartState = field(default_factory=PartState)
+    part: ProcessSpec
+    state: ProcessState = field(default_factory=ProcessState)
     request: ResourceRequest | None = None
     actor: Any = None
     question: Any = None
@@ -76,14 +76,14 @@ class RayBackend:
             (data / TOKEN).write_text(self._token + "\n")
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         return {**self._local.parts, **{name: placed.state for name, placed in self._placed.items()}}
 
     def robots(self) -> Mapping[str, str]:
         self._refresh_nodes(time.monotonic())
         return self._robots
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessSpec) -> None:
         if part.role not in NEEDS:
             self._local.start(part)
             return
@@ -236,7 +236,7 @@ class RayBackend:
 
     def _update(self, placed: _Placed, answer: dict[str, Any]) -> None:
         host_pid = answer.pop("host_pid")
-        state = msgspec.convert(answer, PartState)
+        state = msgspec.convert(answer, ProcessState)
         if placed.host_pid not in (0, host_pid):
             placed.starts_before = placed.state.starts
         placed.host_pid = host_pid

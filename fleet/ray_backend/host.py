@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fleet.config.data_directory import DataDirectory
-from fleet.launch.backend import LocalBackend, Part, PartState
+from fleet.launch.backend import LocalBackend, ProcessSpec, ProcessState
 from fleet.ray_backend.node import NodeSettings
 from wire.errors import FleetError
 from wire.types import Role
@@ -35,7 +35,7 @@ class RayHost:
         import ray
 
         settings = NodeSettings.of()
-        made = msgspec.convert(part, Part)
+        made = msgspec.convert(part, ProcessSpec)
         if made.role == Role.edge:
             made = replace(made, argv=(*made.argv, *settings.edge_arguments(made.name)))
             # Ray hides all GPUs from an actor that asks for none; a robot's own is not the cluster's to give.
@@ -53,7 +53,7 @@ class RayHost:
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """The part's `PartState`, plain, and the process id of this actor."""
+        """The part's `ProcessState`, plain, and the process id of this actor."""
         with self._lock:
             return {**msgspec.to_builtins(self._now()), "host_pid": os.getpid()}
 
@@ -67,8 +67,8 @@ class RayHost:
             now = msgspec.structs.replace(now, steps_recorded=self._data.steps_recorded(self._part.name))
         return {**msgspec.to_builtins(now), "host_pid": os.getpid()}
 
-    def _now(self) -> PartState:
-        state = self._backend.parts.get(self._part.name, PartState())
+    def _now(self) -> ProcessState:
+        state = self._backend.parts.get(self._part.name, ProcessState())
         return msgspec.structs.replace(state, fault=self._fault or state.fault)
 
     def _keep(self) -> None:

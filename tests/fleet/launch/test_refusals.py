@@ -36,7 +36,7 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     up = Up(UpOptions(recipe="fake", data=tmp_path, headless=True, port=0, web_port=0))
     said: list[str] = []
     screen = {"say": lambda self, text: said.append(text), "show": lambda self, *shown: None}
-    up.screen = type("Screen", (), screen)()
+    up.dashboard = type("Screen", (), screen)()
     up.backend = type("Backend", (), {"parts": {}})()
     events = [
         {"t_s": 1.0, "kind": "refused", "robot": "robot-0", "text": not_taken(2, WHY)},

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fleet.config.data_directory import DataDirectory
-from fleet.launch.backend import LocalBackend, Part, PartState
+from fleet.launch.backend import LocalBackend, ProcessSpec, ProcessState
 from fleet.ray_backend import backend as backend_module
 from fleet.ray_backend.backend import RayBackend
 from fleet.ray_backend.cluster import Gone, robots
@@ -36,10 +36,10 @@ ARM = Node("a", "arm", {"robot:robot-0": 1.0, "CPU": 0.0})
 BOX = Node("b", "box", {"CPU": 4.0})
 GPUS = Node("g", "gpus", {"CPU": 8.0, "GPU": 2.0})
 
-TRAINER = Part("trainer", "trainer", ("trainer",))
-EVALUATOR = Part("evaluator", "evaluator", ("evaluator",))
-THINKER = Part("thinker", "thinker", ("think-server",))
-EDGE = Part("robot-0", "edge", ("edge",), give_up_after=0)
+TRAINER = ProcessSpec("trainer", "trainer", ("trainer",))
+EVALUATOR = ProcessSpec("evaluator", "evaluator", ("evaluator",))
+THINKER = ProcessSpec("thinker", "thinker", ("think-server",))
+EDGE = ProcessSpec("robot-0", "edge", ("edge",), give_up_after=0)
 
 
 def _nodes(*nodes: Node) -> dict[str, Node]:
@@ -209,7 +209,7 @@ class FakeCluster:
     def look(self, node: Node, data: str, token: str) -> str:
         return f"look {node.id}"
 
-    def start(self, part: Part, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
+    def start(self, part: ProcessSpec, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
         self.requests.append((part.name, request))
         return part.name
 
@@ -234,7 +234,7 @@ class FakeCluster:
 
 
 def _says(host_pid: int = 1, **state: Any) -> dict[str, Any]:
-    return {**msgspec.to_builtins(PartState(**{"running": True, "starts": 1, **state})), "host_pid": host_pid}
+    return {**msgspec.to_builtins(ProcessState(**{"running": True, "starts": 1, **state})), "host_pid": host_pid}
 
 
 class Clock:
@@ -344,7 +344,7 @@ def test_a_part_that_ran_once_gives_its_place_back(tmp_path: Path, clock: Clock)
     cluster = FakeCluster(_nodes(replace(HOME, resources={"CPU": 1.0})))
     backend = _backend(cluster, tmp_path)
     for name in ("evaluator-before", "evaluator-after"):
-        backend.start(Part(name, "evaluator", ("evaluator",), restart=False))
+        backend.start(ProcessSpec(name, "evaluator", ("evaluator",), restart=False))
     cluster.says["evaluator-before"] = _says()
     said = _turn(backend, clock)
     assert [name for name, _ in cluster.requests] == ["evaluator-before"]
