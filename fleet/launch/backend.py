@@ -42,8 +42,6 @@ class ProcessState(msgspec.Struct, frozen=True):
     """How a part is."""
 
     running: bool = False
-    pid: int = 0
-    """on its node"""
     starts: int = 0
     """how often its process was started"""
     failed: str = ""
@@ -164,7 +162,6 @@ class LocalBackend:
     def _state(self, child: Child) -> ProcessState:
         return ProcessState(
             running=child.running,
-            pid=child.pid,
             starts=child.starts,
             failed=child.failed,
             fault=child.failed or child.fault,

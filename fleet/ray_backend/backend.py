@@ -194,7 +194,7 @@ class RayBackend:
         node = self._nodes.get(request.node)
         where = f" on {node.host}" if node else ""
         fault = f"{name}{where} does not answer" if placed.host_pid else f"Ray has not started {name}{where} yet"
-        placed.state = msgspec.structs.replace(placed.state, running=False, pid=0, fault=fault)
+        placed.state = msgspec.structs.replace(placed.state, running=False, fault=fault)
         # A robot is where it is. Others may go elsewhere when Ray does not bring them up.
         if request.node and (node is None or silent_s > _PLACED_TIMEOUT_S):
             self._give_up(placed, now_s, fault)
@@ -213,7 +213,7 @@ class RayBackend:
         placed.actor = placed.question = placed.request = None
         placed.host_pid, placed.starts_before = 0, placed.state.starts
         placed.wanted = False
-        placed.state = msgspec.structs.replace(placed.state, running=False, pid=0)
+        placed.state = msgspec.structs.replace(placed.state, running=False)
 
     def _handle_answers(self, now_s: float) -> None:
         """Take in what actors answered."""
@@ -232,7 +232,7 @@ class RayBackend:
             if elsewhere or not answer.comes_back:
                 self._give_up(placed, now_s, why)
             else:
-                placed.state = msgspec.structs.replace(placed.state, running=False, pid=0, fault=why)
+                placed.state = msgspec.structs.replace(placed.state, running=False, fault=why)
 
     def _update(self, placed: _Placed, answer: dict[str, Any]) -> None:
         host_pid = answer.pop("host_pid")
