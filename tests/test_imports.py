@@ -206,7 +206,7 @@ def test_a_role_is_no_bare_string() -> None:
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
                 given = sides if any(getattr(side, "attr", getattr(side, "id", "")) == "role" for side in sides) else []
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Hello", "Part"):
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Hello", "ProcessSpec"):
                 given = [*node.args[1:2], *(named.value for named in node.keywords if named.arg == "role")]
             if any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in given):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")

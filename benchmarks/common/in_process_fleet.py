@@ -12,7 +12,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
 from fleet.evaluation.evaluator import rollout
-from fleet.launch import supplies
+from fleet.launch import factories
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.process_group import control_hello
@@ -40,7 +40,7 @@ class RehearsedRobot:
         control_up, uplink_control = memory_pair()
         control_inference, inference_control = memory_pair()
         uplink_inference, inference_uplink = memory_pair()
-        self.loop: ControlLoop = supplies.make_control(
+        self.loop: ControlLoop = factories.make_control(
             recipe, name, control_up, control_inference, clock, operated=operated, paced=False
         )
         line = server.connect(name)
@@ -81,14 +81,14 @@ class InProcessFleet:
         self.data = DataDirectory(root)
         self.server = MemoryServer()
         self.clock = ManualClock()
-        self.gateway, self.view, self.ledger, self.sealer = supplies.make_gateway(
+        self.gateway, self.view, self.ledger, self.sealer = factories.make_gateway(
             recipe, self.data, self.server, self.clock
         )
         self._demonstrations = 0
         self._first_demonstration_seed = first_demonstration_seed
         self.demonstrate(recipe.demonstrations * len(recipe.tasks))
         line = self.server.connect("trainer")
-        self.trainer = supplies.make_trainer(recipe, "trainer", self.data, line, seed, max_steps, self.clock)
+        self.trainer = factories.make_trainer(recipe, "trainer", self.data, line, seed, max_steps, self.clock)
         self.robots = [
             RehearsedRobot(recipe, f"robot-{n}", self.data, self.server, self.clock, 1000 * seed + n, operated=operated)
             for n in range(robots)
@@ -140,11 +140,11 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     policy = recipe.make_policy(recipe.spec, seed)
     policy.load(weights, 1)
     clock = SimulatedClock()
-    robot = supplies.make_robot(recipe.robot, recipe.unpaced_config, clock)
+    robot = factories.make_robot(recipe.robot, recipe.unpaced_config, clock)
     robot.connect()
     config = recipe.evaluator
-    scheduler = supplies.scheduler_factory(recipe)(policy.trained)
-    conditions = supplies.make_conditions(recipe, clock, seed)
+    scheduler = factories.scheduler_factory(recipe)(policy.trained)
+    conditions = factories.make_conditions(recipe, clock, seed)
     try:
         return {
             task: sum(

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.common.machine import commit
 from benchmarks.common.table import Goal, Result, end_in_order, require_simulation, run
 from benchmarks.edge_cost import counting
-from fleet.launch.options import free_port
+from fleet.launch.backend import free_port
 
 PARTS = ("robot", "control", "inference", "uplink")
 SIMULATED = ("physics", "drawing", "operator")

@@ -16,7 +16,7 @@ from benchmarks.edge_latency.arm import CONTROL_HZ, TASK, ArmRecord
 from benchmarks.edge_latency.children import ChildFailedError, Children
 from benchmarks.edge_latency.ours import UplinkStandIn
 from benchmarks.edge_latency.vla import CHUNK
-from fleet.launch.options import free_port
+from fleet.launch.backend import free_port
 
 START_S = 240.0
 """how long a process may take to load its policy on a busy machine"""

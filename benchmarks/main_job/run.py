@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.processes import ProcessTree
-from fleet.launch.options import free_port
+from fleet.launch.backend import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S, _WEIGH_EVERY_S = 1.0, 20.0

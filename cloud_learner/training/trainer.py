@@ -29,12 +29,10 @@ from policies.interface.policy import NormalizationData
 from wire.clock import Clock, clock_name
 from wire.errors import InvalidDataError, StorageError
 from wire.messages.gateway import (
-    Heartbeat,
     Hello,
     HelloAck,
     Nack,
     Published,
-    ReintroduceRequest,
     Rejection,
     SegmentCommitted,
     Stop,
@@ -42,11 +40,11 @@ from wire.messages.gateway import (
     VersionAvailable,
 )
 from wire.transport.channel import Channel
+from wire.transport.session import GatewaySession
 from wire.types import EpisodeSource, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_NS = 1_000_000_000
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
@@ -101,11 +99,10 @@ class Trainer:
         """
         self.learner = learner
         self.phase = TrainerPhase.online if config.pretrained else TrainerPhase.waiting
-        self.rejection = ""
-        """why the gateway rejected this trainer or its last version, '' when it did not"""
+        self.session = GatewaySession(gateway, Hello(name, Role.trainer, clock_name(), 0), clock)
+        """a refused version counts as a refusal until the next heartbeat is answered"""
         self.stopping = False
         """whether the gateway asked for the end"""
-        self._name = name
         self._set_normalization = set_normalization
         self._source = source
         self._ledger = ledger
@@ -113,7 +110,6 @@ class Trainer:
         self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
-        self._accepted = False
         self._version = 0
         self._ancestors_trained_on: set[int] = set()
         self._trained_on: set[int] = set()
@@ -123,15 +119,14 @@ class Trainer:
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
-        self._next_heartbeat_ns = self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = now_ns
-        self._next_look_ns = now_ns
+        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_look_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
         self._resume()
 
     def step(self) -> bool:
         """One round of work; True when there may be more to do at once, False when there was nothing to train on."""
         self._handle_messages()
-        self._send_heartbeat()
+        self.session.poll()
         if self._refresh() == _REFRESH_SEGMENTS:
             # A resumed fleet's ledger takes a moment to read; half of it is not what robots should learn from.
             self._next_refresh_ns = self._clock.now_ns()
@@ -196,16 +191,13 @@ class Trainer:
 
     def _handle_messages(self) -> None:
         while (message := self._gateway.recv()) is not None:
+            about_connection = self.session.handle_message(message)
             match message:
                 case SegmentCommitted(row=row, segment=segment):
                     self._source.submit(row, segment)
                 case HelloAck(echo_ns=echo_ns):
-                    # A rejected version does not reject the trainer.
-                    self._accepted, self.rejection = True, ""
                     if self._upload is not None:
                         self._upload.on_heartbeat_answered(echo_ns)
-                case ReintroduceRequest():
-                    self._accepted, self._next_heartbeat_ns = False, 0
                 case Published(number=number):
                     if self._upload is not None and number == self._upload.version.number:
                         self._ancestors_trained_on |= self._upload.trained
@@ -215,28 +207,15 @@ class Trainer:
                     log.error("version not taken, it is submitted again: %s", reason)
                     if self._upload is not None:
                         self._upload.pause()
-                case Rejection(reason=reason):
-                    self.rejection = reason
-                    log.error("trainer '%s' is rejected by the gateway: %s", self._name, reason)
-                    if self._upload is not None:
-                        # The next version is numbered from the gateway's newest.
-                        self._upload, self._published_at_step = None, -1
+                case Rejection() if self._upload is not None:
+                    # The next version is numbered from the gateway's newest.
+                    self._upload, self._published_at_step = None, -1
                 case Stop():
                     self.stopping = True
                 case VersionAvailable():
                     log.debug("a version was announced.")
-                case _:
+                case _ if not about_connection:
                     log.warning("trainer does not understand %s.", type(message).__name__)
-
-    def _send_heartbeat(self) -> None:
-        now_ns = self._clock.now_ns()
-        if now_ns < self._next_heartbeat_ns:
-            return
-        self._next_heartbeat_ns = now_ns + _HEARTBEAT_NS
-        if self._accepted:
-            self._accepted = self._gateway.send(Heartbeat(now_ns))
-        else:
-            self._gateway.send(Hello(self._name, Role.trainer, clock_name(), now_ns))
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -301,7 +280,7 @@ class Trainer:
             self._upload.poll()
             return
         steps = self.learner.gradient_steps
-        if now_ns < self._next_publish_ns or steps == self._published_at_step or not self._accepted:
+        if now_ns < self._next_publish_ns or steps == self._published_at_step or not self.session.accepted:
             return
         self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
         weights, newest = self.learner.weights(), self._ledger.newest_version()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, fleet, policy, teleop
+from fleet.cli import buffer, fleet, policy, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.overrides import RobotConfig, RobotKind, unset
-from fleet.launch import builders, robot_builders, supplies
-from fleet.launch.options import UpOptions
-from wire.errors import FleetError
+from fleet.launch import builders, factories, robot_builders
+from wire.errors import ConfigError, FleetError, storage_errors
+
+if TYPE_CHECKING:
+    from hal.interfaces.robot import Robot
 
 app = typer.Typer(
     name="vla-fleet",
@@ -30,8 +33,8 @@ app.add_typer(buffer.app)
 app.add_typer(policy.app)
 
 
-@command(app, UpOptions)
-def up(asked: UpOptions) -> int:
+@command(app, options.UpOptions)
+def up(asked: options.UpOptions) -> int:
     """Run the whole loop: gateway, trainer, evaluator and robots, on this machine or on a Ray cluster."""
     from fleet.launch.up import Up
 
@@ -109,7 +112,61 @@ def replay(
     """Decide a recorded stretch again, tick by tick; exit status 1 when anything comes out otherwise."""
     from robot_edge.flight_recorder.command import replay_command
 
-    raise typer.Exit(replay_command(flight, supplies.rebuild_control, first, last, rerun, table, session))
+    raise typer.Exit(replay_command(flight, factories.rebuild_control, first, last, rerun, table, session))
+
+
+@app.command()
+def doctor(
+    robot: Annotated[str, typer.Option(help="A driver by name; default: only this computer.")] = "",
+    robot_config: Annotated[str, typer.Option(help="Its configuration: JSON, or a JSON file.")] = "",
+    recipe: Annotated[str, typer.Option(help="Take robot and configuration from this recipe.")] = "",
+    task: Annotated[str, typer.Option(help="Task to reset to; default: the robot's first.")] = "",
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="A simulator: command its limits and check that seeds repeat.")
+    ] = False,
+    move: Annotated[bool, typer.Option(help="--no-move connects and does no more.")] = True,
+    seconds: Annotated[float, typer.Option(min=0.5, help="How long rates are measured.")] = 5.0,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a check means a driver that blocks.")
+    ] = 120.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the robot moves.")] = False,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
+) -> None:
+    """Examine a connected robot: spec, rates, latency, limits, stop. Exit status 1 when something fails."""
+    from rich.console import Console
+
+    from fleet.config.overrides import read_json
+    from fleet.config.recipes import get_recipe
+    from fleet.tools.doctor import default_task, examine, show, show_computer
+    from hal.registry import make_robot, read_config
+
+    console = Console()
+    if not (robot or recipe):
+        show_computer(Path("data"), console)
+        console.print("Examine a robot with: vla-fleet doctor --robot NAME [--robot-config FILE]")
+        return
+    config = None
+    if recipe:
+        made = get_recipe(recipe)
+        robot = robot or made.robot
+        config = made.robot_config if robot == made.robot else None
+    if robot_config:
+        config = read_config(robot, read_json(robot_config))
+
+    def make() -> Robot:
+        return make_robot(robot, config)
+
+    task = task or default_task(make())
+    if move and not simulated and not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"robot '{robot}' will move: clear its workspace, then say --yes (or --no-move).")
+        typer.confirm(f"'{robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
+    found = examine(make, task, simulated, move, seconds, timeout, console)
+    show(found, console)
+    if report is not None:
+        with storage_errors("writing the report", report):
+            report.write_text(json.dumps({"robot": robot, **found.as_json()}, indent=2) + "\n")
+    raise typer.Exit(0 if found.passed else 1)
 
 
 # One process of a fleet each; `up` starts all of them.
@@ -120,7 +177,6 @@ command(app, options.DemonstratorOptions, "demonstrate")(builders.run_demonstrat
 command(app, options.ThinkServerOptions, "think-server")(builders.run_think_server)
 command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
-app.command()(doctor.doctor)
 fleet.add_commands(app)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 

@@ -1,4 +1,4 @@
-"""A person's or a program's line to the gateway: what robots and jobs there are, work to hand in, robots to hold.
+"""A person's or a program's connection to the gateway: what robots and jobs there are, work to hand in, robots to hold.
 
 with FleetClient("tcp://127.0.0.1:5760", Path("data/state/keys")) as fleet:
     lease = fleet.lease("robot-0", ttl_s=30, purpose="maintenance")
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from wire.clock import clock_name
+from wire.clock import MonotonicClock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError
 from wire.messages import Message
 from wire.messages.fleet import (
@@ -30,9 +30,9 @@ from wire.messages.fleet import (
     RobotState,
     SubmitJob,
 )
-from wire.messages.gateway import Hello, HelloAck, ReintroduceRequest, Rejection
+from wire.messages.gateway import Hello, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
-from wire.transport.keys import GATEWAY, load_pair, load_public
+from wire.transport.session import GatewaySession
 from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import CALLERS, Lease
 
@@ -41,8 +41,8 @@ _HELLO_EVERY_S = 0.5
 
 
 class FleetClient:
-    """One line to the gateway; for one thread. Every method may raise `RejectedError`, with the gateway's reason, and
-    `WireError` when no answer comes in `answer_s`."""
+    """One connection to the gateway; for one thread. Every method may raise `RejectedError`, with the gateway's
+    reason, and `WireError` when no answer comes in `answer_s`."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class FleetClient:
         self._gateway = gateway
         self._keys = keys
         self._answer_s = answer_s
-        self._connection = channel
-        self._own = channel is None
+        self._given = channel
+        self._session: GatewaySession | None = None
         self._call = secrets.randbits(40)
         self._preempted: list[Preempted] = []
 
@@ -82,11 +82,13 @@ class FleetClient:
         self.close()
 
     def connect(self) -> None:
-        """Introduce ourselves and wait for the gateway's welcome."""
-        if self._connection is None:
+        """Introduce ourselves and wait until the gateway accepts us."""
+        channel = self._given
+        if channel is None:
             assert self._keys is not None
-            pair = load_pair(self._keys, self.name)
-            self._connection = ZmqClient(self._gateway, self.name, pair, load_public(self._keys, GATEWAY))
+            channel = ZmqClient(self._gateway, self.name, self._keys)
+        hello = Hello(self.name, self.role, clock_name(), 0, os.getpid())
+        self._session = GatewaySession(channel, hello, MonotonicClock(), _HELLO_EVERY_S)
         try:
             self._introduce(time.monotonic() + self._answer_s)
         except BaseException:
@@ -94,10 +96,10 @@ class FleetClient:
             raise
 
     def close(self) -> None:
-        """Give the line up. Leases that are held run out by themselves."""
-        if self._connection is not None and self._own:
-            self._connection.close()
-            self._connection = None
+        """Give the connection up. Leases that are held run out by themselves."""
+        if self._session is not None and self._given is None:
+            self._session.channel.close()
+        self._session = None
 
     # --- what there is --------------------------------------------------------------------------------------------
 
@@ -153,70 +155,59 @@ class FleetClient:
 
     def listen(self, timeout_s: float = 0.0) -> None:
         """Take in what came; waits up to `timeout_s` for the first of it."""
-        message = self._recv(timeout_s)
-        while message is not None:
-            self._handle_message(message)
-            message = self._channel().recv()
+        while self._recv(timeout_s) is not None:
+            timeout_s = 0.0
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _ask(self, make: Callable[[int], Message]) -> Response:
         self._call += 1
         call, deadline_s = self._call, time.monotonic() + self._answer_s
-        message = make(call)
-        sent = self._channel().send(message)
+        session, message, sent = self._open(), make(self._call), False
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if not sent:
-                # the line was down, or the gateway is a new one: it must hear who we are first
+            if not (sent and session.accepted):
+                # It must hear first who we are: the connection was down, or this is a new gateway.
                 self._introduce(deadline_s)
-                sent = self._channel().send(message)
-            heard = self._recv(min(left_s, 0.2))
-            if isinstance(heard, ReintroduceRequest):
-                sent = False
-            elif isinstance(heard, Response) and heard.call == call:
-                if heard.refused:
-                    raise RejectedError(heard.refused)
-                return heard
-            elif heard is not None:
-                self._handle_message(heard)
+                session.accepted = sent = session.channel.send(message)
+            response = self._recv(min(left_s, 0.2))
+            if isinstance(response, Response) and response.call == call:
+                if response.refused:
+                    raise RejectedError(response.refused)
+                return response
         raise WireError(f"the gateway at {self._gateway} did not answer {type(message).__name__}: see its log.")
 
     def _introduce(self, deadline_s: float) -> None:
-        next_s = 0.0
-        while (now_s := time.monotonic()) < deadline_s:
-            if now_s >= next_s:
-                next_s = now_s + _HELLO_EVERY_S
-                hello = Hello(self.name, self.role, clock_name(), time.monotonic_ns(), os.getpid())
-                if not self._channel().send(hello):
-                    next_s = now_s + 0.02
-            heard = self._recv(0.02)
-            if isinstance(heard, HelloAck):
-                return
-            if isinstance(heard, Rejection):
-                raise RejectedError(heard.reason)
-            if heard is not None and not isinstance(heard, ReintroduceRequest):
-                self._handle_message(heard)
-            if reason := getattr(self._channel(), "refusal", ""):
-                raise RejectedError(reason)
-        raise WireError(
-            f"no gateway answers at {self._gateway}. Start one with `vla-fleet up` or `vla-fleet gateway`, or name "
-            "another with --gateway."
-        )
+        session = self._open()
+        while not session.accepted:
+            if time.monotonic() > deadline_s:
+                raise WireError(
+                    f"no gateway answers at {self._gateway}. Start one with `vla-fleet up` or `vla-fleet gateway`, or "
+                    "name another with --gateway."
+                )
+            session.poll()
+            self._recv(0.02)
+            if session.refusal:
+                raise RejectedError(session.refusal)
 
     def _recv(self, timeout_s: float) -> Message | None:
-        channel = self._channel()
-        if isinstance(channel, ZmqClient):
-            wait_any([channel], timeout_s)
-        return channel.recv()
+        """The next message, with what is about the connection and about leases taken in."""
+        session = self._open()
+        if isinstance(session.channel, ZmqClient):
+            wait_any([session.channel], timeout_s)
+        message = session.channel.recv()
+        match message:
+            case Rejection(reason=reason):
+                raise RejectedError(reason)
+            case Preempted():
+                self._preempted.append(message)
+            case Message():
+                session.handle_message(message)
+        return message
 
-    def _handle_message(self, message: Message) -> None:
-        if isinstance(message, Preempted):
-            self._preempted.append(message)
-
-    def _channel(self) -> Channel:
-        if self._connection is None:
-            raise WireError(f"the line of '{self.name}' to {self._gateway} is not open: use `with`, or `connect`.")
-        return self._connection
+    def _open(self) -> GatewaySession:
+        if self._session is None:
+            raise WireError(f"'{self.name}' is not connected to {self._gateway}: use `with`, or `connect`.")
+        return self._session
 
     @staticmethod
     def _leased(answer: Response) -> Lease:

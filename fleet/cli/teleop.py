@@ -41,14 +41,14 @@ class TeleopOptions(ConsoleOptions):
 def teleop(options: TeleopOptions) -> None:
     """Drive a robot: it is yours while this runs, and works on when you hand it back."""
     from fleet.config.data_directory import DataDirectory
-    from fleet.launch.supplies import client
     from fleet.tools.teleop import Teleop
     from wire.clock import MonotonicClock
+    from wire.transport.zmq_channel import ZmqClient
 
     name, gateway = options.name, options.gateway or DataDirectory(options.root).gateway
     device = make_device(options.device, options.device_config, options.armed)
     clock = MonotonicClock()
-    channel = client(gateway, name, options.key_directory)
+    channel = ZmqClient(gateway, name, options.key_directory)
     take_interrupts()
     try:
         _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, say=_say), clock)

@@ -124,8 +124,8 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
     """
     wanted = defaults(choice, recipe.spec)
-    told = {name: value for name, value in asdict(wanted).items() if value is not None}
-    algorithm = {one.name: told[one.name] for one in fields(recipe.algorithm) if one.name in told}
+    given = {name: value for name, value in asdict(wanted).items() if value is not None}
+    algorithm = {one.name: given[one.name] for one in fields(recipe.algorithm) if one.name in given}
     slow, ticks, speed_up = recipe.slow, recipe.chunking.execute_ticks, recipe.chunking.speed_up
     if wanted.think_every_s is not None:
         slow = replace(slow, every_s=wanted.think_every_s, max_age_s=max(slow.max_age_s, 4 * wanted.think_every_s))
@@ -146,7 +146,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
         algorithm=replace(recipe.algorithm, **algorithm),
         slow=slow,
         chunking=replace(recipe.chunking, execute_ticks=ticks),
-        demonstrations=told.get("demonstrations", recipe.demonstrations),
+        demonstrations=given.get("demonstrations", recipe.demonstrations),
     )
 
 
@@ -161,11 +161,11 @@ def _too_short(horizon: int | None, ticks: int, recipe: Recipe, choice: PolicyCh
 
 def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:
     """What `option` says, itself or in the file it names. Raises `ConfigError`."""
-    place = ""
+    named = ""
     if not text.lstrip().startswith(("{", "[", '"')):
-        place = f" {text}:"
+        named = f" {text}:"
         try:
             text = Path(text).read_text()
         except OSError as error:
-            raise ConfigError(f"{option}{place} {error.strerror}. Give JSON or a JSON file.") from error
-    return read_object(text, f"{option}{place}".rstrip(":"))
+            raise ConfigError(f"{option}{named} {error.strerror}. Give JSON or a JSON file.") from error
+    return read_object(text, f"{option}{named}".rstrip(":"))

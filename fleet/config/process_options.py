@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from fleet.config.overrides import Overrides, unset
+from wire.errors import ConfigError
 
 PORT = 5760
 WEB_PORT = 8080
@@ -34,13 +35,9 @@ Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
 Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.")]
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
-LedgerUrl = Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")]
-StoreUrl = Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
-WebPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")]
-WebHost = Annotated[str, typer.Option(help="Address the page listens on.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +82,59 @@ class ClientOptions(ProcessOptions):
 class GatewayOptions(ProcessOptions):
     port: Port = PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
-    web_port: WebPort = WEB_PORT
-    web_host: WebHost = "127.0.0.1"
-    ledger: LedgerUrl = ""
-    store: StoreUrl = ""
+    web_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = WEB_PORT
+    web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
+    ledger: Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")] = ""
+    store: Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(GatewayOptions):
+    """Of `up`, which runs all of them."""
+
+    robots: Annotated[int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.")] = None
+    """None: the usual number, or what the cluster's nodes have"""
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
+    ] = None
+    seed: Seed = 0
+    headless: Annotated[bool, typer.Option("--headless", help="Lines instead of a live table.")] = False
+    report: Annotated[Path | None, typer.Option(help="Write what was measured to this JSON file.")] = None
+    measure_at: Annotated[
+        list[float],
+        typer.Option(
+            min=0.0,
+            metavar="MIN",
+            show_default=False,
+            help="For the report, also measure what is the newest version after MIN minutes, once the run is over; may "
+            "be repeated.",
+        ),
+    ] = field(default_factory=list)
+    operator: Operator = True
+    backend: Annotated[
+        str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
+    ] = "local"
+    ray_address: Annotated[str, unset("The Ray cluster: auto or HOST:PORT; default: one of this machine alone.")] = ""
+    host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
+    think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
+    overrides: Annotated[Overrides, SIMULATED] = NOTHING
+
+    def check(self) -> None:
+        """Raises `ConfigError` for options that contradict each other."""
+        if self.backend not in ("local", "ray"):
+            raise ConfigError(f"--backend {self.backend}: there are local and ray.")
+        if self.backend == "local" and self.ray_address:
+            raise ConfigError(f"--ray-address {self.ray_address} needs --backend ray.")
+        if self.ray_address and self.robots is not None:
+            raise ConfigError(
+                f"--robots {self.robots} with --ray-address {self.ray_address}: the cluster's nodes say which robots "
+                "there are. Leave --robots out, and start nodes with `vla-fleet ray-node --robots NAME,NAME`."
+            )
+        if self.measure_at and self.report is None:
+            raise ConfigError("--measure-at needs --report FILE: versions are measured for the report.")
+        late = [minute for minute in self.measure_at if self.minutes is None or minute > self.minutes]
+        if late:
+            raise ConfigError(f"--measure-at {late[0]:g}: the run must take that long; set --minutes to at least that.")
 
 
 @dataclass(frozen=True, kw_only=True)

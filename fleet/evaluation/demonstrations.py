@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.config.recipe import Recipe
-from fleet.launch.supplies import make_control
+from fleet.launch.factories import make_control
 from robot_edge.control.config import GateConfig
 from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock, SimulatedClock, clock_name

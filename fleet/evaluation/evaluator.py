@@ -19,10 +19,10 @@ from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
 from robot_edge.uplink.weight_client import WeightSubscriber
-from wire.clock import Clock, ManualClock, SimulatedClock
+from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
 from wire.errors import ConfigError
 from wire.messages import Message
-from wire.messages.gateway import Evaluate, Evaluation
+from wire.messages.gateway import Evaluate, Evaluation, Hello
 from wire.messages.local import ChunkReply
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion, Role
@@ -143,17 +143,8 @@ class Evaluator:
         self._started_ns = 0
         self._wins: dict[str, int] = {}
         self.done = False
-        self.subscriber = WeightSubscriber(
-            name,
-            Role.evaluator,
-            gateway,
-            weights,
-            clock,
-            spec=robot.spec,
-            tasks=tasks,
-            wants=self._wants,
-            remind=self._remind,
-        )
+        hello = Hello(name, Role.evaluator, clock_name(), 0, spec=robot.spec, tasks=tasks)
+        self.subscriber = WeightSubscriber(hello, gateway, weights, clock, wants=self._wants, remind=self._remind)
 
     def step(self) -> None:
         """Hear what is new, then one episode if there is work."""

@@ -1,4 +1,4 @@
 """How processes are specified, built, started and kept running; `up` runs a whole fleet.
 
-For the rest of `fleet`; `builders` and `robot_builders` make what a process runs.
+For the rest of `fleet`; `factories` makes the objects of a process, `builders` and `robot_builders` run it.
 """

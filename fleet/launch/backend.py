@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,16 +12,17 @@ from typing import Protocol
 
 import msgspec
 
-from fleet.launch.options import free_port
 from robot_edge.runtime.forking import Start, start_program
 from robot_edge.runtime.supervisor import Child, Supervisor
+from wire.errors import ConfigError
 from wire.types import Role
 
+EVERYWHERE = ("0.0.0.0", "::", "*")
 _SAY_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessSpec:
     """One process of a fleet: a `vla-fleet` command that is kept running somewhere."""
 
     name: str
@@ -36,22 +38,16 @@ class Part:
     """deaths in a row after which it is left dead; 0: never"""
 
 
-class PartState(msgspec.Struct, frozen=True):
+class ProcessState(msgspec.Struct, frozen=True):
     """How a part is."""
 
     running: bool = False
-    pid: int = 0
-    """on its node"""
     starts: int = 0
     """how often its process was started"""
     failed: str = ""
     """given up, and why"""
     fault: str = ""
     """why it does not run, or why it had to be started again just now"""
-    node: str = ""
-    """host name of where it runs, '' for this machine"""
-    log: str = ""
-    """its log file, on its node"""
     address: str = ""
     """where others reach it, tcp://HOST:PORT: a think server's"""
     steps_recorded: int | None = None
@@ -62,7 +58,7 @@ class Backend(Protocol):
     """Keeps parts running. Call `poll` a few times a second."""
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         """Every part that was ever started, by name."""
         ...
 
@@ -70,7 +66,7 @@ class Backend(Protocol):
         """The robots there are now, by name: the host name each is on, '' for this machine."""
         ...
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessSpec) -> None:
         """Start `part`, as soon as there is a place for it; one of its name must not be running."""
         ...
 
@@ -83,10 +79,24 @@ class Backend(Protocol):
         ...
 
 
-def command(part: Part, data: Path, keys: Path | None = None) -> list[str]:
+def command(part: ProcessSpec, data: Path, keys: Path | None = None) -> list[str]:
     """What starts `part` on this machine. Only the gateway takes no `--keys`: its keys are its data's."""
     keyed = ["--keys", str(keys)] if keys is not None and part.role != Role.gateway else []
     return [sys.executable, "-m", "fleet.cli", *part.argv, "--data", str(data), *keyed]
+
+
+def free_port(port: int, host: str, option: str = "--port") -> int:
+    """`port` if it is free, any free one for 0. Raises `ConfigError` that names the option to change."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host in EVERYWHERE else host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} on {host} cannot be used: {error.strerror}. Stop the program that uses it or choose "
+                f"another with {option} (0 takes a free one)."
+            ) from error
+        return probe.getsockname()[1]
 
 
 class LocalBackend:
@@ -114,13 +124,13 @@ class LocalBackend:
         self._news = News()
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         return {name: self._state(child) for name, child in self._supervisor.children.items()}
 
     def robots(self) -> Mapping[str, str]:
         return self._robots
 
-    def start(self, part: Part, keys: Path | None = None) -> None:
+    def start(self, part: ProcessSpec, keys: Path | None = None) -> None:
         if part.role == Role.thinker:
             port = free_port(0, self._host)
             self._addresses[part.name] = f"tcp://{self._host}:{port}"
@@ -149,14 +159,12 @@ class LocalBackend:
     def stop(self, names: list[str], grace_s: float) -> None:
         self._supervisor.stop([name for name in names if name in self._supervisor.children], grace_s)
 
-    def _state(self, child: Child) -> PartState:
-        return PartState(
+    def _state(self, child: Child) -> ProcessState:
+        return ProcessState(
             running=child.running,
-            pid=child.pid,
             starts=child.starts,
             failed=child.failed,
             fault=child.failed or child.fault,
-            log=str(child.log_file),
             address=self._addresses.get(child.name, ""),
         )
 

@@ -17,17 +17,16 @@ from fleet.config.process_options import (
     TrainerOptions,
 )
 from fleet.config.recipes import get_recipe
-from fleet.launch import supplies
+from fleet.launch import factories
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, RejectedError
+from wire.errors import ConfigError
 from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
 
-REFUSED_TIMEOUT_S = 5.0
 THINKER = "thinker"
 """name and key of a think server"""
 
@@ -40,7 +39,7 @@ def run_gateway(options: GatewayOptions) -> None:
     data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
-    gateway, view, ledger, sealer = supplies.make_gateway(recipe, data, channel)
+    gateway, view, ledger, sealer = factories.make_gateway(recipe, data, channel)
     page = serve(view, options.web_host, options.web_port)
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
@@ -71,12 +70,11 @@ def run_trainer(options: TrainerOptions) -> None:
             log.info("waiting for a gateway's buffer at %s", data.root)
         while not data.buffer.exists() and not shutdown.requested:
             time.sleep(0.1)
-        trainer = supplies.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
-        timeout = _RejectionTimeout()
+        trainer = factories.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
-            timeout.check(trainer.rejection, channel)
+            trainer.session.raise_if_rejected()
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()
@@ -92,15 +90,14 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     config = recipe.evaluator
     only = Evaluate(version, config.final_episodes, config.final_first_seed, options.label) if version else None
     with gateway_channel(options, options.name) as channel:
-        evaluator = supplies.make_evaluator(recipe, options.name, data, channel, options.seed, only)
+        evaluator = factories.make_evaluator(recipe, options.name, data, channel, options.seed, only)
         evaluator.robot.connect()
-        timeout = _RejectionTimeout()
         try:
             while not (shutdown.requested or evaluator.done or evaluator.subscriber.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
                 evaluator.step()
-                timeout.check(evaluator.subscriber.rejection, channel)
+                evaluator.subscriber.session.raise_if_rejected()
         finally:
             evaluator.robot.close()
 
@@ -130,33 +127,16 @@ def run_think_server(options: ThinkServerOptions) -> None:
         encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
-        timeout = _RejectionTimeout()
         while not (shutdown.requested or server.subscriber.stopping):
             wait_any([robots, channel], 0.1)
             server.poll()
-            timeout.check(server.subscriber.rejection, channel)
+            server.subscriber.session.raise_if_rejected()
     robots.close()
-
-
-class _RejectionTimeout:
-    """Ends a process that the gateway goes on refusing, with the gateway's own words."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def check(self, refused: str, channel: ZmqClient) -> None:
-        reason = refused or channel.refusal
-        if not reason:
-            self._since = None
-            return
-        self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > REFUSED_TIMEOUT_S:
-            raise RejectedError(reason)
 
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:
     """The connection of the process called `name` to its gateway, closed in the end."""
-    return contextlib.closing(supplies.client(options.gateway, name, options.key_directory))
+    return contextlib.closing(ZmqClient(options.gateway, name, options.key_directory))
 
 
 def limit_threads() -> None:

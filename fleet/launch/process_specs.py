@@ -1,4 +1,4 @@
-"""What each part of a fleet is started with: the words after `vla-fleet`, and how it is kept."""
+"""What each part of a fleet is started with: its arguments, how it is kept, and what it may import beforehand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from fleet.config.process_options import (
     ThinkServerOptions,
     TrainerOptions,
 )
-from fleet.launch.backend import Part
+from fleet.config.recipe import Recipe
+from fleet.launch.backend import ProcessSpec
 from fleet.launch.builders import THINKER
+from robot_edge.runtime.forking import has_gpu
 from wire.transport.keys import GATEWAY
 from wire.types import Role
 
@@ -37,7 +39,7 @@ def measurer(label: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ProcessSpecs:
     """Makes the parts of one fleet."""
 
     recipe: str
@@ -48,38 +50,82 @@ class Parts:
     """with the scripted operator beside the robots"""
     overrides: Overrides
 
-    def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> Part:
+    def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> ProcessSpec:
         listens = {"host": host, "port": port, "web_host": web_host, "web_port": web_port}
         return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **listens)
 
-    def make_trainer(self) -> Part:
+    def make_trainer(self) -> ProcessSpec:
         return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)
 
-    def make_evaluator(self) -> Part:
+    def make_evaluator(self) -> ProcessSpec:
         return replace(self._part(EVALUATOR, Role.evaluator, "evaluator", EvaluatorOptions), nice=15)
 
-    def make_measurer(self, label: str, version: int) -> Part:
+    def make_measurer(self, label: str, version: int) -> ProcessSpec:
         """Measures one version once; `label`: before, after or `minute_label` of some moment."""
         asked = {"version": version, "label": label}
         part = self._part(measurer(label), Role.evaluator, "evaluator", EvaluatorOptions, **asked)
         return replace(part, restart=False)
 
-    def make_demonstrator(self, episodes: int) -> Part:
+    def make_demonstrator(self, episodes: int) -> ProcessSpec:
         part = self._part(DEMONSTRATOR, Role.demonstrator, "demonstrate", DemonstratorOptions, episodes=episodes)
         return replace(part, restart=False)
 
-    def make_thinker(self) -> Part:
+    def make_thinker(self) -> ProcessSpec:
         return replace(self._part(THINKER, Role.thinker, "think-server", ThinkServerOptions), nice=5)
 
-    def make_edge(self, robot: str, think: str = "") -> Part:
+    def make_edge(self, robot: str, think: str = "") -> ProcessSpec:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.
 
         `think`: address of the think server, '' for its own computer.
         """
         return replace(self._part(robot, Role.edge, "edge", EdgeOptions, think=think), give_up_after=0)
 
-    def _part(self, name: str, role: Role, command: str, kind: type[ProcessOptions], **given: Any) -> Part:
+    def _part(self, name: str, role: Role, command: str, kind: type[ProcessOptions], **given: Any) -> ProcessSpec:
         """With those options of a `kind` that all parts of the fleet share, and those that are `given`."""
         shared = {"name": name, **{one.name: getattr(self, one.name) for one in fields(self)}}
         options = kind(**{one.name: shared[one.name] for one in fields(kind) if one.name in shared}, **given)
-        return Part(name, role, (command, *options.arguments()))
+        return ProcessSpec(name, role, (command, *options.arguments()))
+
+
+# --- what processes have in common and import once, by what they do; these import the rest ----------------------------
+
+_GATEWAY_MODULES = (
+    "fleet.cli.__main__",
+    "cloud_learner.gateway.server",
+    "cloud_learner.operator.app",
+    "cloud_learner.buffer.location",
+    "cloud_learner.buffer.maintenance.shard_writer",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+)
+_EDGE_MODULES = ("fleet.cli.__main__", "fleet.evaluation.demonstrations")
+_SIMULATORS = {
+    "metaworld": (
+        "hal.drivers.metaworld.simulation:import_simulator",
+        "hal.drivers.metaworld.expert",
+        "metaworld.policies",
+    )
+}
+_POLICY_MODULES = ("torch", "policies.flow.policy", "robot_edge.inference.server", "robot_edge.inference.latent_server")
+_LEROBOT_MODULES = ("policies.lerobot.policy", "lerobot.policies.factory")
+# An optimizer imports the second when it is made.
+_TRAINER_MODULES = ("cloud_learner.training.trainer", "torch._dynamo")
+_THINKING = (Role.trainer, Role.evaluator, Role.thinker)
+"""roles that run the policy in their own process"""
+
+
+def modules_by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
+    """What each role of a part needs before it begins, most urgent roles first.
+
+    `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
+    run the policy are left out.
+    """
+    robot = (*_EDGE_MODULES, *_SIMULATORS.get(recipe.robot, ()))
+    lerobot = _LEROBOT_MODULES if recipe.tiny or policy.startswith("lerobot:") else ()
+    needs = {Role.gateway: _GATEWAY_MODULES, Role.demonstrator: robot}
+    if has_gpu():
+        return {**needs, Role.edge: robot}
+    thinking = (*robot, *_POLICY_MODULES, *lerobot)
+    return {**needs, Role.edge: thinking, **dict.fromkeys(_THINKING, (*thinking, *_TRAINER_MODULES))}

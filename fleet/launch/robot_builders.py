@@ -11,9 +11,9 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import EdgeOptions, EdgePartOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch import supplies
+from fleet.launch import factories
 from fleet.launch.builders import THINKER, gateway_channel, limit_threads
-from fleet.launch.preloads import by_role
+from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import CallLimits, run_driver_server
@@ -76,7 +76,7 @@ def run_robot(options: EdgeOptions) -> None:
         shutdown = ShutdownSignal()
         if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
             return
-    preload(by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
+    preload(modules_by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
     run_edge(edge)
 
 
@@ -104,30 +104,27 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     robot = make_robot(recipe.robot, recipe.robot_config)
     operator = make_operator(recipe.robot, robot) if operated else None
     shutdown = ShutdownSignal()
-    patience = recipe.loop.driver
+    timeouts = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
-    limits = CallLimits(patience.stuck_s, patience.reset_s + patience.stuck_s)
+    limits = CallLimits(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
     run_driver_server(
         robot, run_directory / _HOST, lambda: shutdown.requested, recipe.loop.safety, operator=operator, limits=limits
     )
 
 
 def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
-    clock, patience = MonotonicClock(), recipe.loop.driver
+    clock, timeouts = MonotonicClock(), recipe.loop.driver
     name, run_directory, operated = options.name, options.run_dir, options.operator
     uplink = record_channel(run_directory, recipe.spec, uplink=False)
-    robot = RobotProxy(recipe.spec, run_directory / _HOST, call_s=patience.call_s, slow_call_s=patience.reset_s)
+    robot = RobotProxy(recipe.spec, run_directory / _HOST, call_s=timeouts.call_s, slow_call_s=timeouts.reset_s)
     ring = _frames(recipe, run_directory)
     inference = SharedChannel(run_directory / "inference-control", bind=False, polls=True, ring=ring)
-    with supplies.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
-        loop = supplies.make_control(
+    with factories.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
+        loop = factories.make_control(
             recipe, name, uplink, inference, clock, operated=operated, robot=robot, operator=robot, flight=flight
         )
         robot.meanwhile = StatusKeepalive(loop, uplink, clock).poll
         run_control(loop, uplink, recipe.tasks, flight, options.site)
-    inference.close()
-    uplink.close()
-    ring.close()
 
 
 def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
@@ -142,7 +139,7 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     channels: list[SharedChannel | ZmqClient] = [control, uplink]
     slow: SlowPath
     if options.think:
-        remote = supplies.client(options.think, name, options.key_directory, THINKER)
+        remote = ZmqClient(options.think, name, options.key_directory, THINKER)
         channels.append(remote)
         slow = RemoteSlowPath(remote, clock)
     elif recipe.think_apart:
@@ -157,9 +154,6 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     )
     run_inference(inference, channels)
     inference.close()
-    for channel in (control, uplink):
-        channel.close()
-    ring.close()
 
 
 def _thinker(recipe: Recipe, run_directory: Path) -> None:
@@ -171,8 +165,6 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
     run_latent_worker(
         LatentWorker(channel, LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))), channel
     )
-    channel.close()
-    ring.close()
 
 
 def _frames(recipe: Recipe, run_directory: Path) -> FrameRing:
@@ -189,5 +181,3 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
         uplink = Uplink(name, data.edge(name), channel, control, inference, MonotonicClock())
         uplink.operator = operator
         run_uplink(uplink, channel, inference, operator)
-    for local in (control, inference, operator):
-        local.close()

@@ -83,42 +83,42 @@ class Template:
     """A template process, kept while this context lasts; `starter` gives what starts parts."""
 
     def __init__(self, needs: Mapping[Role, tuple[str, ...]], log_file: Path) -> None:
-        """Only stores. `needs`: modules by role (`fleet.launch.preloads`)."""
+        """Only stores. `needs`: modules by role (`process_specs.modules_by_role`)."""
         self._needs = needs
         self._log_file = log_file
-        self._line: _TemplateLink | None = None
+        self._link: _TemplateLink | None = None
 
     def __enter__(self) -> Template:
         if forks_here():
-            self._line = self._open()
+            self._link = self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._line is not None:
-            self._line.close()
+        if self._link is not None:
+            self._link.close()
 
     @property
     def pid(self) -> int:
         """The template's process id, 0 where there is none."""
-        return self._line.process.pid if self._line is not None and self._line.alive else 0
+        return self._link.process.pid if self._link is not None and self._link.alive else 0
 
     def starter(self, role: Role) -> Start:
         """How parts of that role are started: forked, or as new programs while or where that is not possible."""
         needs = self._needs.get(role)
-        if self._line is None or needs is None:
+        if self._link is None or needs is None:
             return start_program
 
         def start(command: list[str], environment: Mapping[str, str], output: int, niceness: int) -> Process:
-            assert self._line is not None
-            self._line.read()
-            if not self._line.alive and self._line.close() != _UNABLE:
+            assert self._link is not None
+            self._link.read()
+            if not self._link.alive and self._link.close() != _UNABLE:
                 log.warning("the template of the parts has gone; another one is made ready.")
-                self._line = self._open(first=False)
-            if self._line.usable:
+                self._link = self._open(first=False)
+            if self._link.usable:
                 with contextlib.suppress(OSError):
-                    return _ForkedPart(self._line, command, dict(environment), output, niceness, needs)
+                    return _ForkedPart(self._link, command, dict(environment), output, niceness, needs)
             return start_program(command, environment, output, niceness)
 
         return start
@@ -145,27 +145,27 @@ class Template:
 class _TemplateLink:
     """To one template process, and the parts that are its children."""
 
-    def __init__(self, line: socket.socket, process: subprocess.Popen[bytes], usable: bool) -> None:
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes], usable: bool) -> None:
         self.process = process
         self.alive = True
         self.usable = usable
         """whether to wait for it is no slower than to start a new program"""
-        line.setblocking(False)
-        self._line = line
+        connection.setblocking(False)
+        self._connection = connection
         self.parts: list[_ForkedPart] = []
         """by the number of their request"""
         self._decode = msgspec.msgpack.Decoder(_Started | _Ended | _Ready).decode
 
-    def ask(self, part: _ForkedPart, request: _Request, output: int) -> None:
+    def submit(self, part: _ForkedPart, request: _Request, output: int) -> None:
         """Raises `OSError` when that is not possible now."""
-        socket.send_fds(self._line, [msgspec.msgpack.encode(request)], [output])
+        socket.send_fds(self._connection, [msgspec.msgpack.encode(request)], [output])
         self.parts.append(part)
 
     def read(self) -> None:
         """Take what the template has said since."""
         while self.alive:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._line, _LARGEST, 1)
+                data, descriptors, _, _ = socket.recv_fds(self._connection, _LARGEST, 1)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -187,7 +187,7 @@ class _TemplateLink:
     def close(self) -> int:
         """End the template, whose parts go on; its exit status."""
         self.alive = self.usable = False
-        self._line.close()
+        self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         self.process.kill()
@@ -199,7 +199,7 @@ class _ForkedPart(Forked):
 
     def __init__(
         self,
-        line: _TemplateLink,
+        link: _TemplateLink,
         command: list[str],
         environment: dict[str, str],
         output: int,
@@ -207,12 +207,12 @@ class _ForkedPart(Forked):
         needs: tuple[str, ...],
     ) -> None:
         super().__init__(0, command)
-        self._line = line
-        self._wanted = _Request(len(line.parts), command, environment, niceness, needs)
+        self._link = link
+        self._request = _Request(len(link.parts), command, environment, niceness, needs)
         self._descriptor = -1
         self._program: Process | None = None
         self._deadline_s = time.monotonic() + _TIMEOUT_S
-        line.ask(self, self._wanted, output)
+        link.submit(self, self._request, output)
         self._output = os.dup(output)
 
     def started(self, pid: int, descriptor: int) -> None:
@@ -233,12 +233,12 @@ class _ForkedPart(Forked):
     def poll(self) -> int | None:
         if self._program is not None:
             return self._program.poll()
-        self._line.read()
+        self._link.read()
         if self._status is not None:
             return self._status
         if self.pid == 0:
             self._start_as_program()
-        elif not self._line.alive and select.select([self._descriptor], [], [], 0)[0]:
+        elif not self._link.alive and select.select([self._descriptor], [], [], 0)[0]:
             self.ended(_LOST)
         return self._status
 
@@ -255,13 +255,13 @@ class _ForkedPart(Forked):
 
     def _start_as_program(self) -> None:
         """Be a new program if the template does not come round to it."""
-        if self._line.alive and time.monotonic() > self._deadline_s:
+        if self._link.alive and time.monotonic() > self._deadline_s:
             log.error("the template of the parts hangs and is ended.")
-            self._line.process.kill()
+            self._link.process.kill()
             self._deadline_s = float("inf")
-        if not self._line.alive:
-            wanted = self._wanted
-            self._program = start_program(wanted.command, wanted.environment, self._output, wanted.niceness)
+        if not self._link.alive:
+            request = self._request
+            self._program = start_program(request.command, request.environment, self._output, request.niceness)
             self.pid = self._program.pid
             os.close(self._output)
 
@@ -272,15 +272,15 @@ class _ForkedPart(Forked):
 class _Server:
     """In the template process: forks what is asked for, imports what nobody has waited for yet, says what ended."""
 
-    def __init__(self, line: socket.socket, parent: int, modules: list[str]) -> None:
-        self._line = line
+    def __init__(self, connection: socket.socket, parent: int, modules: list[str]) -> None:
+        self._connection = connection
         self._parent = parent
         self._missing = modules
         self._waiting: list[tuple[_Request, int]] = []
         self._children: dict[int, tuple[int, int]] = {}
         """(process id, number) by descriptor"""
         self._poll = select.poll()
-        self._poll.register(line, select.POLLIN)
+        self._poll.register(connection, select.POLLIN)
         self._decode = msgspec.msgpack.Decoder(_Request).decode
 
     def run(self) -> None:
@@ -300,7 +300,7 @@ class _Server:
                 self._import(self._missing[:1])
 
     def _receive(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self._line, _LARGEST, 1)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, _LARGEST, 1)
         if data:
             self._waiting.append((self._decode(data), descriptors[0]))
         return bool(data)
@@ -313,7 +313,7 @@ class _Server:
                 load(name)
         self._missing = [name for name in self._missing if name not in names]
         if not self._missing:
-            self._say(_Ready())
+            self._send(_Ready())
 
     def _fork(self, request: _Request, output: int) -> None:
         if not can_fork(request.command):
@@ -324,7 +324,7 @@ class _Server:
             descriptor = os.pidfd_open(pid)
             self._children[descriptor] = pid, request.number
             self._poll.register(descriptor, select.POLLIN)
-            self._say(_Started(request.number, pid), descriptor)
+            self._send(_Started(request.number, pid), descriptor)
 
         fork(request.command, request.environment, output, request.niceness, self._parent, begun)
         os.close(output)
@@ -334,25 +334,25 @@ class _Server:
         os.close(descriptor)
         pid, number = self._children.pop(descriptor)
         _, status = os.waitpid(pid, 0)
-        self._say(_Ended(number, os.waitstatus_to_exitcode(status)))
+        self._send(_Ended(number, os.waitstatus_to_exitcode(status)))
 
-    def _say(self, message: _Started | _Ended | _Ready, *descriptors: int) -> None:
-        # Nobody may be there any more; the next look at the line tells.
+    def _send(self, message: _Started | _Ended | _Ready, *descriptors: int) -> None:
+        # Nobody may be there any more; the next look at the connection tells.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._line, [msgspec.msgpack.encode(message)], list(descriptors))
+            socket.send_fds(self._connection, [msgspec.msgpack.encode(message)], list(descriptors))
 
 
 def main() -> None:
     """`python -m fleet.launch.template DESCRIPTOR MODULE ... ROOM`: serve the socket until its other end closes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     descriptor, *modules, _ = sys.argv[1:]
-    line = socket.socket(fileno=int(descriptor))
-    line.set_inheritable(False)
+    connection = socket.socket(fileno=int(descriptor))
+    connection.set_inheritable(False)
     parent = os.pidfd_open(os.getppid())
     if str(os.getppid()) != os.environ.get(PARENT):
         return
     rename(["vla-fleet", "template"])
-    _Server(line, parent, modules).run()
+    _Server(connection, parent, modules).run()
 
 
 if __name__ == "__main__":

@@ -15,15 +15,23 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fleet.cli.table import Dashboard
 from fleet.config.data_directory import DataDirectory, RunIdentity
+from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch.backend import Backend, LocalBackend
+from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER
-from fleet.launch.options import EVERYWHERE, UpOptions, check_options, free_port
-from fleet.launch.preloads import by_role
-from fleet.launch.process_specs import AFTER, BEFORE, DEMONSTRATOR, HELPERS, Parts, measurer, minute_label
+from fleet.launch.dashboard import Dashboard
+from fleet.launch.process_specs import (
+    AFTER,
+    BEFORE,
+    DEMONSTRATOR,
+    HELPERS,
+    ProcessSpecs,
+    measurer,
+    minute_label,
+    modules_by_role,
+)
 from fleet.launch.template import Template
 from fleet.tools.policy_process import build_policy, try_policy
 from fleet.tools.report import RunCounters, make_report, write_report
@@ -49,7 +57,7 @@ class Up:
     """One run of the main job."""
 
     def __init__(self, options: UpOptions) -> None:
-        check_options(options)
+        options.check()
         self.options = options
         self.overrides = options.overrides
         self.recipe: Recipe = get_recipe(options.recipe, options.seed)
@@ -88,10 +96,10 @@ class Up:
                 port = free_port(options.port, host, "--port")
                 web_port = free_port(options.web_port, options.web_host, "--web-port")
                 address = f"tcp://{reached if host in EVERYWHERE else host}:{port}"
-                self.parts = Parts(self.recipe.name, address, options.seed, options.operator, self.overrides)
+                self.parts = ProcessSpecs(self.recipe.name, address, options.seed, options.operator, self.overrides)
                 shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
-                self.screen = Dashboard(self.page, self.recipe, self.data.root, headless=options.headless)
+                self.dashboard = Dashboard(self.page, self.recipe, self.data.root, headless=options.headless)
                 return self._watched(lambda: self._work(host, port, web_port))
 
     def _watched(self, work: Callable[[], None]) -> int:
@@ -100,19 +108,19 @@ class Up:
         try:
             work()
         except StopRequestedError:
-            self.screen.say("stopping: robots finish their record, spools drain, the trainer saves …")
+            self.dashboard.say("stopping: robots finish their record, spools drain, the trainer saves …")
         except FleetError as error:
-            self.screen.close()
+            self.dashboard.close()
             sys.stderr.write(f"vla-fleet: {error}\n")
             status = 1
         finally:
             self._finish()
-            self.screen.close()
+            self.dashboard.close()
         if self.options.report is not None and status == 0:
             duration_s = time.monotonic() - started
             found = self.recipe, self.counters, duration_s, self._remote_steps(), self.options.measure_at
             write_report(self.options.report, make_report(self.data, *found))
-            self.screen.say(f"report: {self.options.report}")
+            self.dashboard.say(f"report: {self.options.report}")
         return status
 
     @contextlib.contextmanager
@@ -121,7 +129,7 @@ class Up:
         options, data = self.options, self.data
         simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
         if options.backend == "local":
-            with Template(by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
+            with Template(modules_by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
                 yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
             return
         from fleet.ray_backend.backend import RayBackend
@@ -143,7 +151,7 @@ class Up:
         self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if missing > 0:
-            self.screen.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
+            self.dashboard.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
             self.backend.start(self.parts.make_demonstrator(missing))
             late = (
                 f"{DEMONSTRATOR} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / DEMONSTRATOR}.log."
@@ -155,8 +163,8 @@ class Up:
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
         self.backend.start(self.parts.make_evaluator())
-        self.screen.say(f"the page is {self.page}; Ctrl-C stops everything")
-        self.screen.say("pretraining on the demonstrations …")
+        self.dashboard.say(f"the page is {self.page}; Ctrl-C stops everything")
+        self.dashboard.say("pretraining on the demonstrations …")
         while not self._newest_version:
             self._start_new_edges()
             self._wait(0.5)
@@ -185,7 +193,7 @@ class Up:
         """Give every part the recipe's tiny policy; the first time it is built."""
         path, kind = self.data.policy, self.recipe.tiny
         if not path.exists():
-            self.screen.say(f"building a tiny {kind} in {path} …")
+            self.dashboard.say(f"building a tiny {kind} in {path} …")
             build_policy(kind, self.data, self.recipe.name, self.options.seed, lambda: self._wait(0.2))
         self.overrides = replace(self.overrides, policy=f"lerobot:{path}")
         self.recipe = self.overrides.applied(self.recipe)
@@ -204,15 +212,15 @@ class Up:
                 self._edges.append(name)
                 self.backend.start(self.parts.make_edge(name, self._think))
             if now[name]:
-                self.screen.say(f"{name} is there, on {now[name]}")
+                self.dashboard.say(f"{name} is there, on {now[name]}")
         for name in sorted(before.keys() - now.keys()):
-            self.screen.say(f"{name} is lost: its node has gone. It works again when the node is back.")
+            self.dashboard.say(f"{name} is lost: its node has gone. It works again when the node is back.")
 
     def _found_think_server(self) -> bool:
         """Whether robots know where to think. They start again when the think server had to move."""
         address = self.backend.parts[THINKER].address
         if address and self._think and address != self._think:
-            self.screen.say(f"the think server is at {address} now: robots start again")
+            self.dashboard.say(f"the think server is at {address} now: robots start again")
             self.backend.stop(self._edges, DRAIN_S)
             for name in self._edges:
                 self.backend.start(self.parts.make_edge(name, address))
@@ -227,7 +235,7 @@ class Up:
     def _measure(self) -> None:
         """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
         `measure_at`, and the newest. Their scenes are the same."""
-        self.screen.say("time is up: robots stop, then the first and the newest version are measured …")
+        self.dashboard.say("time is up: robots stop, then the first and the newest version are measured …")
         self._stop_robots()
         self.backend.stop(list(HELPERS), 20.0)
         newest = self.snapshot()["version"]
@@ -277,7 +285,7 @@ class Up:
             if self._stops_requested:
                 raise StopRequestedError
             for text in self.backend.poll():
-                self.screen.say(text)
+                self.dashboard.say(text)
             for name, part in self.backend.parts.items():
                 if part.failed and name not in self._edges:
                     raise FleetError(part.failed)
@@ -299,8 +307,8 @@ class Up:
             self._newest_version = snapshot["version"]["number"]
         for event in snapshot["events"]:
             if event["kind"] == "refused" and (line := self._refusals.line(event["robot"], event["text"])):
-                self.screen.say(line)
-        self.screen.show(snapshot, self.backend.parts, self._edges)
+                self.dashboard.say(line)
+        self.dashboard.show(snapshot, self.backend.parts, self._edges)
         return True
 
     def snapshot(self) -> dict[str, Any]:

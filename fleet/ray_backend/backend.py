@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fleet.launch.backend import LocalBackend, News, Part, PartState
+from fleet.launch.backend import LocalBackend, News, ProcessSpec, ProcessState
 from fleet.ray_backend.cluster import Cluster, Gone
 from fleet.ray_backend.host import TOKEN
 from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, discover, place
@@ -39,8 +39,8 @@ _KILL_S = 10.0
 class _Placed:
     """A part and its actor."""
 
-    part: Part
-    state: PartState = field(default_factory=PartState)
+    part: ProcessSpec
+    state: ProcessState = field(default_factory=ProcessState)
     request: ResourceRequest | None = None
     actor: Any = None
     question: Any = None
@@ -76,14 +76,14 @@ class RayBackend:
             (data / TOKEN).write_text(self._token + "\n")
 
     @property
-    def parts(self) -> Mapping[str, PartState]:
+    def parts(self) -> Mapping[str, ProcessState]:
         return {**self._local.parts, **{name: placed.state for name, placed in self._placed.items()}}
 
     def robots(self) -> Mapping[str, str]:
         self._refresh_nodes(time.monotonic())
         return self._robots
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessSpec) -> None:
         if part.role not in NEEDS:
             self._local.start(part)
             return
@@ -194,7 +194,7 @@ class RayBackend:
         node = self._nodes.get(request.node)
         where = f" on {node.host}" if node else ""
         fault = f"{name}{where} does not answer" if placed.host_pid else f"Ray has not started {name}{where} yet"
-        placed.state = msgspec.structs.replace(placed.state, running=False, pid=0, fault=fault)
+        placed.state = msgspec.structs.replace(placed.state, running=False, fault=fault)
         # A robot is where it is. Others may go elsewhere when Ray does not bring them up.
         if request.node and (node is None or silent_s > _PLACED_TIMEOUT_S):
             self._give_up(placed, now_s, fault)
@@ -213,7 +213,7 @@ class RayBackend:
         placed.actor = placed.question = placed.request = None
         placed.host_pid, placed.starts_before = 0, placed.state.starts
         placed.wanted = False
-        placed.state = msgspec.structs.replace(placed.state, running=False, pid=0)
+        placed.state = msgspec.structs.replace(placed.state, running=False)
 
     def _handle_answers(self, now_s: float) -> None:
         """Take in what actors answered."""
@@ -232,11 +232,11 @@ class RayBackend:
             if elsewhere or not answer.comes_back:
                 self._give_up(placed, now_s, why)
             else:
-                placed.state = msgspec.structs.replace(placed.state, running=False, pid=0, fault=why)
+                placed.state = msgspec.structs.replace(placed.state, running=False, fault=why)
 
     def _update(self, placed: _Placed, answer: dict[str, Any]) -> None:
         host_pid = answer.pop("host_pid")
-        state = msgspec.convert(answer, PartState)
+        state = msgspec.convert(answer, ProcessState)
         if placed.host_pid not in (0, host_pid):
             placed.starts_before = placed.state.starts
         placed.host_pid = host_pid

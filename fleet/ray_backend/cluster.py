@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fleet.cli.client import FleetClient
-from fleet.launch.backend import Part
+from fleet.launch.backend import ProcessSpec
 from fleet.ray_backend.host import RayHost, look
 from fleet.ray_backend.resources import Node, ResourceRequest, discover, living, robot_resource
 from wire.errors import ConfigError, WireError, storage_errors
@@ -56,7 +56,7 @@ class Cluster:
         task = self._ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=self._only(node.id))
         return task.remote(data, token)
 
-    def start(self, part: Part, request: ResourceRequest, data: str, environment: dict[str, str]) -> Any:
+    def start(self, part: ProcessSpec, request: ResourceRequest, data: str, environment: dict[str, str]) -> Any:
         """Begin to start the actor of `part`; Ray starts it again as often as it dies."""
         self._made += 1
         options: dict[str, Any] = {

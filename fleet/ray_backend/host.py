@@ -7,7 +7,6 @@ by itself when its actor is gone (`robot_edge.runtime.lifecycle.ShutdownSignal`)
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fleet.config.data_directory import DataDirectory
-from fleet.launch.backend import LocalBackend, Part, PartState
+from fleet.launch.backend import LocalBackend, ProcessSpec, ProcessState
 from fleet.ray_backend.node import NodeSettings
 from wire.errors import FleetError
 from wire.types import Role
@@ -36,7 +35,7 @@ class RayHost:
         import ray
 
         settings = NodeSettings.of()
-        made = msgspec.convert(part, Part)
+        made = msgspec.convert(part, ProcessSpec)
         if made.role == Role.edge:
             made = replace(made, argv=(*made.argv, *settings.edge_arguments(made.name)))
             # Ray hides all GPUs from an actor that asks for none; a robot's own is not the cluster's to give.
@@ -54,7 +53,7 @@ class RayHost:
         threading.Thread(target=self._keep, name="keep", daemon=True).start()
 
     def state(self) -> dict[str, Any]:
-        """The part's `PartState`, plain, and the process id of this actor."""
+        """The part's `ProcessState`, plain, and the process id of this actor."""
         with self._lock:
             return {**msgspec.to_builtins(self._now()), "host_pid": os.getpid()}
 
@@ -68,9 +67,9 @@ class RayHost:
             now = msgspec.structs.replace(now, steps_recorded=self._data.steps_recorded(self._part.name))
         return {**msgspec.to_builtins(now), "host_pid": os.getpid()}
 
-    def _now(self) -> PartState:
-        state = self._backend.parts.get(self._part.name, PartState())
-        return msgspec.structs.replace(state, node=socket.gethostname(), fault=self._fault or state.fault)
+    def _now(self) -> ProcessState:
+        state = self._backend.parts.get(self._part.name, ProcessState())
+        return msgspec.structs.replace(state, fault=self._fault or state.fault)
 
     def _keep(self) -> None:
         """Keep the part running; a disk that is full now may have room later."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.launch.backend import Part
+from fleet.launch.backend import ProcessSpec
 from wire.errors import ConfigError
 from wire.transport.keys import check_name
 from wire.types import Role
@@ -112,7 +112,7 @@ def discover(nodes: Iterable[Node]) -> tuple[dict[str, str], list[str]]:
     return robots, complaints
 
 
-def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
+def place(part: ProcessSpec, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
     """Where `part` goes among the living `nodes`, next to the other parts' requests `placed` (by part name).
 
     A sentence that says for what it waits, when there is no place now.
@@ -140,7 +140,7 @@ def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRe
     return f"{part.name} waits for a node that {where} and has {need.cpus:g} CPU free."
 
 
-def _able(part: Part, need: Need, node: Node) -> bool:
+def _able(part: ProcessSpec, need: Need, node: Node) -> bool:
     return node.shares_data if need.shares_data else node.shares_data or part.name in node.keys
 
 

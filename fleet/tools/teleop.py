@@ -20,8 +20,9 @@ from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
-from wire.messages.gateway import EdgeStatus, Heartbeat, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
+from wire.messages.gateway import EdgeStatus, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
 from wire.transport.channel import Channel
+from wire.transport.session import GatewaySession
 from wire.types import Lease, RobotSpec, Role
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ SILENT_S = 0.8
 FIRST_WORD_S = 10.0
 PRIORITY = 80
 """of an operator (hal.resource.lease.Priority): only an emergency stop outranks it"""
-_HELLO_S = 0.5
 _ASK_S = 1.0
 _STATUS_S = 1.0
 """a status older than this says nothing of where the robot is"""
@@ -77,7 +77,7 @@ class Teleop:
         self._tell = say
         self._told = ""
         self._spec: RobotSpec | None = None
-        self._welcomed = False
+        self._session = GatewaySession(channel, Hello(name, ROLE, clock_name(), 0, os.getpid()), clock, RENEW_S)
         self._begun_ns = self._heard_ns = clock.now_ns()
         self._silent = False
         self._due_ns: dict[str, int] = {}
@@ -126,7 +126,7 @@ class Teleop:
         if status is not None:
             reason = f" ({status.reason})" if status.reason else ""
             what = f"{status.mode}{reason}   {status.task}".rstrip()
-        link = "no link" if self._silent or not self._welcomed else f"link {1e3 * self.link_s:.0f} ms"
+        link = "no link" if self._silent or not self._session.accepted else f"link {1e3 * self.link_s:.0f} ms"
         hint = getattr(self._device, "hint", "")
         if self._barred:
             hint = f"let go, then take over again   {hint}"
@@ -141,13 +141,11 @@ class Teleop:
         self._heard_ns, self._silent = now_ns, False
         match message:
             case HelloAck(echo_ns=echo_ns):
-                self._welcomed = True
                 self.link_s = (now_ns - echo_ns) / 1e9
             case Rejection(reason=reason):
                 raise RejectedError(f"the gateway refuses '{self._name}': {reason}")
             case ReintroduceRequest():
                 # A gateway that has just started: it may know our lease, or another may have come first.
-                self._welcomed = False
                 self._due_ns.clear()
             case Response():
                 self._handle_response(message, now_ns)
@@ -158,6 +156,7 @@ class Teleop:
                 self.status, self._status_ns = message, now_ns
             case _:
                 log.debug("nothing is done about a %s.", type(message).__name__)
+        self._session.handle_message(message)
 
     def _handle_response(self, answer: Response, now_ns: int) -> None:
         what, sent_ns = self._asked.pop(answer.call, ("", now_ns))
@@ -205,9 +204,9 @@ class Teleop:
 
     def _watch_connection(self) -> None:
         silent_s = (self._clock.now_ns() - self._heard_ns) / 1e9
-        if not self._welcomed and self._spec is None:
-            if why := getattr(self._channel, "refusal", ""):
-                raise RejectedError(why)
+        if not self._session.accepted and self._spec is None:
+            if self._session.refusal:
+                raise RejectedError(self._session.refusal)
             if (self._clock.now_ns() - self._begun_ns) / 1e9 > FIRST_WORD_S:
                 raise WireError(
                     f"no gateway has answered in {FIRST_WORD_S:g} s. Is it running, and is its address right?"
@@ -221,12 +220,9 @@ class Teleop:
 
     def _keep_connection(self) -> None:
         now_ns = self._clock.now_ns()
-        if not self._welcomed:
-            if self._due("hello", _HELLO_S):
-                self._channel.send(Hello(self._name, ROLE, clock_name(), now_ns, os.getpid()))
+        self._session.poll()
+        if not self._session.accepted:
             return
-        if self._due("heartbeat", RENEW_S):
-            self._channel.send(Heartbeat(now_ns))
         if self._spec is None:
             if self._due("list", _ASK_S):
                 self._channel.send(ListFleet(self._next_call("list")))

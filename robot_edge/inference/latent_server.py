@@ -12,9 +12,9 @@ import numpy as np
 from policies.interface.policy import Policy, check_observation
 from robot_edge.inference.slow_path import think
 from robot_edge.uplink.weight_client import WeightSubscriber
-from wire.clock import Clock
+from wire.clock import Clock, clock_name
 from wire.errors import FleetError, InvalidDataError
-from wire.messages.gateway import Rejection
+from wire.messages.gateway import Hello, Rejection
 from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
 from wire.types import Frame, Observation, PolicyVersion, Role
@@ -108,7 +108,8 @@ class LatentServer:
         """`robots`: where they connect. `weights`: a directory for the newest files. `name` begins with "thinker"."""
         self._robots = robots
         self._encoder = encoder
-        self.subscriber = WeightSubscriber(name, Role.thinker, gateway, weights, clock)
+        hello = Hello(name, Role.thinker, clock_name(), 0)
+        self.subscriber = WeightSubscriber(hello, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._loaded: tuple[PolicyVersion, Path] | None = None
 

@@ -7,28 +7,18 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from wire.clock import Clock, clock_name
+from wire.clock import Clock
 from wire.errors import storage_error, storage_errors
 from wire.messages import Message
-from wire.messages.gateway import (
-    FetchWeights,
-    Heartbeat,
-    Hello,
-    HelloAck,
-    ReintroduceRequest,
-    Rejection,
-    Stop,
-    VersionAvailable,
-    WeightBytes,
-)
+from wire.messages.gateway import FetchWeights, Hello, Stop, VersionAvailable, WeightBytes
 from wire.transport.channel import Channel
-from wire.types import PolicyVersion, RobotSpec, Role
+from wire.transport.session import GatewaySession
+from wire.types import PolicyVersion
 
 log = logging.getLogger(__name__)
 
 _PART = 256 * 1024
 _TIMEOUT_S = 2.0
-_HEARTBEAT_S = 1.0
 
 
 class WeightClient:
@@ -121,32 +111,24 @@ class WeightSubscriber:
 
     def __init__(
         self,
-        name: str,
-        role: Role,
+        hello: Hello,
         gateway: Channel,
         weights: Path,
         clock: Clock,
         *,
-        spec: RobotSpec | None = None,
-        tasks: tuple[str, ...] = (),
         wants: Callable[[PolicyVersion], bool] = lambda version: True,
         remind: Callable[[], Message | None] = lambda: None,
     ) -> None:
-        """`weights`: a directory for the newest files.
+        """`hello`: what the process is; `weights`: a directory for the newest files.
 
         `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything.
         """
-        self.rejection = ""
-        """why the gateway refuses this process, '' when it does not"""
+        self.session = GatewaySession(gateway, hello, clock)
         self.stopping = False
-        self._name, self._role = name, role
+        self._name = f"{hello.role} '{hello.name}'"
         self._gateway = gateway
-        self._clock = clock
-        self._spec, self._tasks = spec, tasks
         self._wants, self._remind = wants, remind
         self._client = WeightClient(weights, gateway, clock)
-        self._accepted = False
-        self._next_heartbeat_ns = 0
 
     @property
     def ready(self) -> tuple[PolicyVersion, Path] | None:
@@ -157,31 +139,16 @@ class WeightSubscriber:
         """Handle what is new, ask again for what did not come, and keep the connection."""
         while (message := self._gateway.recv()) is not None:
             match message:
-                case HelloAck():
-                    self._accepted, self.rejection = True, ""
-                case ReintroduceRequest():
-                    self._accepted, self._next_heartbeat_ns = False, 0
                 case VersionAvailable(version=version):
                     if self._wants(version):
                         self._client.fetch(version)
                 case WeightBytes():
                     self._client.add_part(message)
-                case Rejection(reason=reason):
-                    if reason != self.rejection:
-                        log.error("%s '%s' is refused by the gateway: %s", self._role, self._name, reason)
-                    self.rejection = reason
                 case Stop():
                     self.stopping = True
                 case _:
-                    log.warning("%s '%s' does not understand %s.", self._role, self._name, type(message).__name__)
+                    if not self.session.handle_message(message):
+                        log.warning("%s does not understand %s.", self._name, type(message).__name__)
         self._client.poll()
-        now_ns = self._clock.now_ns()
-        if now_ns < self._next_heartbeat_ns:
-            return
-        self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
-        if not self._accepted:
-            self._gateway.send(Hello(self._name, self._role, clock_name(), now_ns, 0, self._spec, self._tasks))
-            return
-        self._accepted = self._gateway.send(Heartbeat(now_ns))
-        if (reminder := self._remind()) is not None:
+        if self.session.poll() and (reminder := self._remind()) is not None:
             self._gateway.send(reminder)

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from fleet.launch import supplies
 from tests.ros import ros_environment
 from wire.clock import clock_name
 from wire.messages.gateway import Hello, HelloAck, Publish, Published, WeightBytes
 from wire.transport.keys import make_keys
-from wire.transport.zmq_channel import wait_any
+from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import PolicyVersion
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,7 +209,7 @@ class Cell:
     def publish(self, weights: bytes) -> None:
         """Be the trainer for a moment."""
         version = PolicyVersion(1, hashlib.sha256(weights).hexdigest(), len(weights), 0, 1, 0, 0)
-        channel = supplies.client(f"tcp://127.0.0.1:{self.port}", "trainer", self.keys)
+        channel = ZmqClient(f"tcp://127.0.0.1:{self.port}", "trainer", self.keys)
         heard: list[Any] = []
 
         def come(kind: type) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipes import fake
-from fleet.launch import supplies
+from fleet.launch import factories
 from fleet.tools.report import RunCounters, make_report
 from wire.messages.gateway import ACTORS, OperatorCommand
 
@@ -135,7 +135,7 @@ def test_a_new_gateway_on_the_same_data_goes_on(fleet: InProcessFleet) -> None:
     version = fleet.ledger.newest_version()
     assert version is not None
     fleet.ledger.close()
-    fleet.gateway, fleet.view, fleet.ledger, _ = supplies.make_gateway(
+    fleet.gateway, fleet.view, fleet.ledger, _ = factories.make_gateway(
         fleet.recipe, fleet.data, fleet.server, fleet.clock
     )
     assert fleet.ledger.totals().steps == stored
@@ -152,7 +152,7 @@ def test_the_trainer_resumes_where_it_was(worked: InProcessFleet) -> None:
     fleet = worked
     fleet.trainer.save()
     steps = fleet.trainer.learner.gradient_steps
-    again = supplies.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)
+    again = factories.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)
     assert again.learner.gradient_steps == steps
     assert again.phase == "online"
     assert again.learner.weights() == fleet.trainer.learner.weights()

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 GATEWAY = "gateway"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -38,7 +38,7 @@ def check_name(name: str) -> str:
 def make_keys(directory: Path, names: list[str]) -> None:
     """Make the missing key pairs for `names`. Secret files are readable by their owner only."""
     public_directory = directory / "public"
-    try:
+    with storage_errors("making CURVE keys", directory):
         public_directory.mkdir(parents=True, exist_ok=True)
         for name in map(check_name, names):
             secret_file = directory / f"{name}.key_secret"
@@ -48,8 +48,6 @@ def make_keys(directory: Path, names: list[str]) -> None:
             public, secret = zmq.curve_keypair()
             _write_atomically(secret_file, public + b"\n" + secret + b"\n", 0o600)
             _write_atomically(public_file, public + b"\n", 0o644)
-    except OSError as error:
-        raise storage_error(error, "making CURVE keys", directory) from error
 
 
 def load_pair(directory: Path, name: str) -> KeyPair:

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from wire.codec import decode, encode
-from wire.errors import ConfigError, InvalidDataError, MessageTooLargeError, ProtocolError, storage_error
+from wire.errors import ConfigError, InvalidDataError, MessageTooLargeError, ProtocolError, storage_errors
 from wire.messages import Message
 from wire.messages.local import ChunkRequest, FrameRecorded, SharedFrameEnvelope, ThinkRequest
 from wire.transport.frame_ring import FrameRing, SharedFrame, without_previews
@@ -264,10 +264,8 @@ def _with_images(
 
 def _open_doorbell(path: Path) -> tuple[int, int]:
     """(descriptor to read, one that keeps the FIFO open for writing so that its poll never reports a hang-up)."""
-    try:
+    with storage_errors("making a doorbell", path):
         with contextlib.suppress(FileExistsError):
             os.mkfifo(path, 0o600)
         hear = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         return hear, os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise storage_error(error, "making a doorbell", path) from error

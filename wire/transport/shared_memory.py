@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 MARK_BYTES = 64
 """what the layout is called stands in front of a mapped file, padded with zeros"""
@@ -28,12 +28,10 @@ def map_file(path: Path, layout: str, size: int, *, write: bool = True) -> mmap.
     """
     mark = layout.encode().ljust(MARK_BYTES, b"\0")
     assert len(mark) == MARK_BYTES
-    try:
+    with storage_errors(f"making shared memory ({layout})", path):
         if not path.exists():
             _make(path, mark, size)
         descriptor = os.open(path, os.O_RDWR if write else os.O_RDONLY)
-    except OSError as error:
-        raise storage_error(error, f"making shared memory ({layout})", path) from error
     try:
         found = os.pread(descriptor, MARK_BYTES, 0)
         if found != mark or os.fstat(descriptor).st_size != size:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.in_process_fleet import InProcessFleet
 from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
-from fleet.launch import supplies
+from fleet.launch import factories
 from policies.common.weights import unpack
 
 
@@ -80,7 +80,7 @@ def test_it_learns_from_the_first_correction_on(fleet):
 
 def again(fleet):
     line = fleet.server.connect("trainer")
-    return supplies.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock)
+    return factories.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock)
 
 
 def test_stopped_before_its_first_checkpoint_it_goes_on_from_its_first_version(fleet):

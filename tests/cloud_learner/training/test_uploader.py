@@ -10,7 +10,7 @@ from cloud_learner.training import uploader as upload
 from cloud_learner.training.uploader import WeightUploader
 from wire.clock import ManualClock, MonotonicClock
 from wire.messages.gateway import Heartbeat, HelloAck, Publish, WeightBytes
-from wire.transport.keys import load_pair, load_public, make_keys
+from wire.transport.keys import make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import PolicyVersion
 
@@ -145,8 +145,7 @@ def test_a_line_that_is_down_is_tried_again():
 def test_over_a_real_line_nothing_is_dropped_however_short_its_queue(tmp_path, queue):
     make_keys(tmp_path, ["gateway", "trainer"])
     server = ZmqServer("tcp://127.0.0.1:*", tmp_path, queue=queue)
-    pair, public = load_pair(tmp_path, "trainer"), load_public(tmp_path, "gateway")
-    client = ZmqClient(server.endpoint, "trainer", pair, public, queue=queue)
+    client = ZmqClient(server.endpoint, "trainer", tmp_path, queue=queue)
     try:
         weights, sending = start(300_000, client, MonotonicClock())
         stored, offers = bytearray(), 0

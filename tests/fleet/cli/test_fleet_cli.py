@@ -26,7 +26,7 @@ from fleet.config.data_directory import DataDirectory
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RejectedError, WireError
-from wire.transport.keys import GATEWAY, load_pair, load_public, make_keys
+from wire.transport.keys import GATEWAY, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import PolicyVersion
 
@@ -67,7 +67,7 @@ class House:
         self._server.join(60)
 
     def add_robot(self, name: str, site: str = "lab", pid: int = 7) -> FakeEdge:
-        line = ZmqClient(self.address, name, load_pair(self.keys, name), load_public(self.keys, GATEWAY))
+        line = ZmqClient(self.address, name, self.keys)
         edge = FakeEdge(name, line, self.clock, site=site, pid=pid)
         self.edges.append(edge)
         if len(self.edges) == 1:

@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
-from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions
+from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions, UpOptions
 from fleet.config.recipes import get_recipe
-from fleet.launch.options import UpOptions
-from fleet.launch.process_specs import Parts
+from fleet.launch.process_specs import ProcessSpecs
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
 from fleet.tools.policy_process import _last_word, build_policy, try_policy
@@ -123,7 +122,7 @@ def test_flags_mean_the_same_in_every_directory(tmp_path: Path, monkeypatch: pyt
 
 def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
     overrides = Overrides(delay="4", policy="echo:small", policy_config='{"horizon": 12}')
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=True, overrides=overrides)
+    parts = ProcessSpecs("fake", "tcp://10.0.0.1:5760", 3, operator=True, overrides=overrides)
     told = [parts.make_trainer(), parts.make_evaluator(), parts.make_measurer("after", 3), parts.make_thinker()]
     for part in (*told, parts.make_edge("robot-0")):
         assert part.argv[part.argv.index("--policy") + 1] == "echo:small", part.name
@@ -194,8 +193,8 @@ def test_a_recipe_with_a_directory_for_a_policy_builds_it_once(tmp_path: Path, m
     up = Up(options(tmp_path, recipe="vla"))
     assert up._builds
     said: list[str] = []
-    up.parts = Parts("vla", "tcp://127.0.0.1:5760", 0, operator=True, overrides=up.overrides)
-    up.screen = type("Screen", (), {"say": lambda self, text: said.append(text)})()
+    up.parts = ProcessSpecs("vla", "tcp://127.0.0.1:5760", 0, operator=True, overrides=up.overrides)
+    up.dashboard = type("Screen", (), {"say": lambda self, text: said.append(text)})()
     monkeypatch.setattr(registry, "_BUILT_IN", (EntryPoint("lerobot", "tests.fleet.tools.echo_kind", POLICIES),))
     up.data.policy.mkdir()
     up._build_policy()

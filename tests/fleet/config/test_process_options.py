@@ -22,8 +22,8 @@ from fleet.config.process_options import (
     ProcessOptions,
     ThinkServerOptions,
     TrainerOptions,
+    UpOptions,
 )
-from fleet.launch.options import UpOptions
 
 KINDS = (
     GatewayOptions,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fleet.config.overrides import Overrides
-from fleet.launch.backend import LocalBackend, News, Part, command
-from fleet.launch.process_specs import Parts
+from fleet.launch.backend import LocalBackend, News, ProcessSpec, command
+from fleet.launch.process_specs import ProcessSpecs
 
-_BROKEN = Part("robot-0", "edge", ("edge", "--recipe", "no-such-recipe", "--name", "robot-0"), give_up_after=0)
+_BROKEN = ProcessSpec("robot-0", "edge", ("edge", "--recipe", "no-such-recipe", "--name", "robot-0"), give_up_after=0)
 
 
 def _await(true: Callable[[], object], seconds: float = 60.0) -> None:
@@ -32,7 +32,7 @@ def test_a_robot_that_cannot_start_is_named_with_its_last_words_and_never_given_
     state = backend.parts["robot-0"]
     assert not state.failed
     assert "there is no recipe 'no-such-recipe'" in state.fault
-    assert state.log == str(tmp_path / "logs" / "robot-0.log")
+    assert (tmp_path / "logs" / "robot-0.log").exists()
     assert len(said) == 1, "once, though it died more than once"
     assert "robot-0" in said[0]
     assert "there is no recipe" in said[0]
@@ -40,7 +40,7 @@ def test_a_robot_that_cannot_start_is_named_with_its_last_words_and_never_given_
 
 def test_a_part_that_runs_once_and_ends_well_is_no_trouble(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path, tmp_path / "logs", environment={"COLUMNS": "200"})
-    backend.start(Part("one", "demonstrator", ("demonstrate", "--help"), restart=False))
+    backend.start(ProcessSpec("one", "demonstrator", ("demonstrate", "--help"), restart=False))
     said = []
     _await(lambda: said.extend(backend.poll()) or not backend.parts["one"].running)
     said += backend.poll()
@@ -50,14 +50,14 @@ def test_a_part_that_runs_once_and_ends_well_is_no_trouble(tmp_path: Path) -> No
 
 def test_a_part_that_runs_once_and_fails_says_so(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path, tmp_path / "logs")
-    backend.start(Part("one", "demonstrator", ("demonstrate", "--recipe", "no-such-recipe"), restart=False))
+    backend.start(ProcessSpec("one", "demonstrator", ("demonstrate", "--recipe", "no-such-recipe"), restart=False))
     _await(lambda: backend.poll() or backend.parts["one"].failed)
     assert "one ended with exit status 1: vla-fleet: there is no recipe" in backend.parts["one"].failed
 
 
 def test_a_think_server_says_where_it_is(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path, tmp_path / "logs")
-    backend.start(Part("thinker", "thinker", ("think-server", "--recipe", "no-such-recipe"), restart=False))
+    backend.start(ProcessSpec("thinker", "thinker", ("think-server", "--recipe", "no-such-recipe"), restart=False))
     backend.stop(["thinker"], 5.0)
     host, _, port = backend.parts["thinker"].address.removeprefix("tcp://").partition(":")
     assert host == "127.0.0.1"
@@ -65,7 +65,7 @@ def test_a_think_server_says_where_it_is(tmp_path: Path) -> None:
 
 
 def test_each_place_adds_its_own_directories(tmp_path: Path) -> None:
-    parts = Parts("fake", "tcp://10.0.0.1:5760", 3, operator=False, overrides=Overrides(delay="4"))
+    parts = ProcessSpecs("fake", "tcp://10.0.0.1:5760", 3, operator=False, overrides=Overrides(delay="4"))
     words = command(parts.make_edge("arm-1"), tmp_path, tmp_path / "keys")
     assert words[1:4] == ["-m", "fleet.cli", "edge"]
     for option, value in (

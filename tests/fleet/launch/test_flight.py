@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fleet.cli.__main__ import app
 from fleet.config.recipes import get_recipe
-from fleet.launch import supplies
+from fleet.launch import factories
 from robot_edge.inference.server import infer_chunk
 from wire.clock import ManualClock
 from wire.messages.gateway import Job, OperatorCommand, VersionActivated
@@ -29,8 +29,8 @@ def flight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     up, uplink = memory_pair()
     inf, inference = memory_pair()
     clock = ManualClock()
-    with supplies.record_flight(recipe, "robot-0", directory, operated=True) as recorder:
-        loop = supplies.make_control(recipe, "robot-0", uplink, inference, clock, paced=False, flight=recorder)
+    with factories.record_flight(recipe, "robot-0", directory, operated=True) as recorder:
+        loop = factories.make_control(recipe, "robot-0", uplink, inference, clock, paced=False, flight=recorder)
         loop.robot.connect()
         up.send(Job("j", recipe.tasks, 500_000))
         up.send(VersionActivated("robot-0", 1, 0, policy.trained))
@@ -65,7 +65,7 @@ def test_a_stretch_can_be_looked_at(flight: Path) -> None:
 
 
 def test_another_decision_is_found(flight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = supplies.scheduler_factory
+    real = factories.scheduler_factory
 
     def other(recipe):
         make = real(recipe)
@@ -83,7 +83,7 @@ def test_another_decision_is_found(flight: Path, monkeypatch: pytest.MonkeyPatch
 
         return made
 
-    monkeypatch.setattr(supplies, "scheduler_factory", other)
+    monkeypatch.setattr(factories, "scheduler_factory", other)
     result = CliRunner().invoke(app, ["replay", str(flight)])
     assert result.exit_code == 1
     assert "is decided otherwise now" in result.output

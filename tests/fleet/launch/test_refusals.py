@@ -9,9 +9,9 @@ from typing import Any, Self
 import pytest
 
 from fleet.config.data_directory import DataDirectory
+from fleet.config.process_options import UpOptions
 from fleet.config.recipes import get_recipe
-from fleet.launch import supplies
-from fleet.launch.options import UpOptions
+from fleet.launch import factories
 from fleet.launch.up import Up
 from fleet.tools.report import RunCounters, make_report
 from robot_edge.runtime import process_group as edge_module
@@ -36,7 +36,7 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     up = Up(UpOptions(recipe="fake", data=tmp_path, headless=True, port=0, web_port=0))
     said: list[str] = []
     screen = {"say": lambda self, text: said.append(text), "show": lambda self, *shown: None}
-    up.screen = type("Screen", (), screen)()
+    up.dashboard = type("Screen", (), screen)()
     up.backend = type("Backend", (), {"parts": {}})()
     events = [
         {"t_s": 1.0, "kind": "refused", "robot": "robot-0", "text": not_taken(2, WHY)},
@@ -52,7 +52,7 @@ def test_up_says_what_a_robot_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_report_counts_them_by_robot(tmp_path: Path) -> None:
     recipe, data = get_recipe("fake"), DataDirectory(tmp_path)
-    gateway, _, ledger, _ = supplies.make_gateway(recipe, data, MemoryServer())
+    gateway, _, ledger, _ = factories.make_gateway(recipe, data, MemoryServer())
     assert make_report(data, recipe, RunCounters(), 1.0)["versions_refused"] == {}
     for number in (2, 2, 3):
         gateway._add_event("robot-0", "refused", not_taken(number, WHY))

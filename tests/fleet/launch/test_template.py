@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleet.config.recipes import get_recipe
-from fleet.launch import preloads as imports
+from fleet.launch import process_specs
 from fleet.launch.template import Template
 from robot_edge.runtime.forking import Process, forks_here
 from robot_edge.runtime.lifecycle import PARENT
@@ -194,12 +194,12 @@ def running(pid: int) -> bool:
 
 def test_roles_that_use_a_gpu_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = get_recipe("pixels")
-    monkeypatch.setattr(imports, "has_gpu", lambda: False)
-    assert "torch" in imports.by_role(recipe, "")["edge"]
-    assert not any("lerobot" in name for name in imports.by_role(recipe, "")["edge"])
-    assert any("lerobot" in name for name in imports.by_role(recipe, "lerobot:x")["edge"])
-    monkeypatch.setattr(imports, "has_gpu", lambda: True)
-    needs = imports.by_role(recipe, "lerobot:x")
+    monkeypatch.setattr(process_specs, "has_gpu", lambda: False)
+    assert "torch" in process_specs.modules_by_role(recipe, "")["edge"]
+    assert not any("lerobot" in name for name in process_specs.modules_by_role(recipe, "")["edge"])
+    assert any("lerobot" in name for name in process_specs.modules_by_role(recipe, "lerobot:x")["edge"])
+    monkeypatch.setattr(process_specs, "has_gpu", lambda: True)
+    needs = process_specs.modules_by_role(recipe, "lerobot:x")
     assert set(needs) == {"gateway", "demonstrator", "edge"}
     assert "torch" not in str(needs)
     assert "lerobot" not in str(needs)

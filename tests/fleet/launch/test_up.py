@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleet.config.overrides import Overrides
-from fleet.launch.backend import Part, PartState
-from fleet.launch.options import UpOptions
-from fleet.launch.process_specs import Parts
+from fleet.config.process_options import UpOptions
+from fleet.launch.backend import ProcessSpec, ProcessState
+from fleet.launch.process_specs import ProcessSpecs
 from fleet.launch.up import Up
 from wire.errors import ConfigError, FleetError
 from wire.transport.keys import load_pair
@@ -19,18 +19,18 @@ from wire.transport.keys import load_pair
 
 class FakeBackend:
     def __init__(self) -> None:
-        self.parts: dict[str, PartState] = {}
+        self.parts: dict[str, ProcessState] = {}
         self.there: dict[str, str] = {}
-        self.started: list[Part] = []
+        self.started: list[ProcessSpec] = []
         self.stopped: list[str] = []
         self.says: list[str] = []
 
     def robots(self) -> Mapping[str, str]:
         return self.there
 
-    def start(self, part: Part) -> None:
+    def start(self, part: ProcessSpec) -> None:
         self.started.append(part)
-        self.parts[part.name] = PartState(running=True, starts=1)
+        self.parts[part.name] = ProcessState(running=True, starts=1)
 
     def poll(self) -> list[str]:
         said, self.says = self.says, []
@@ -67,8 +67,8 @@ def _options(tmp_path: Path) -> UpOptions:
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
     made = Up(_options(tmp_path))
-    made.backend, made.screen = FakeBackend(), FakeScreen()  # type: ignore[assignment]
-    made.parts = Parts("fake", "tcp://127.0.0.1:5760", 0, operator=True, overrides=Overrides())
+    made.backend, made.dashboard = FakeBackend(), FakeScreen()  # type: ignore[assignment]
+    made.parts = ProcessSpecs("fake", "tcp://127.0.0.1:5760", 0, operator=True, overrides=Overrides())
     monkeypatch.setattr(made, "_refresh", lambda: True)
     return made
 
@@ -87,7 +87,7 @@ def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
     up.backend.there = {"arm-1": "shed", "arm-2": ""}
     up._start_new_edges()
     assert len(up.backend.started) == 2, "its edge waits for it"
-    assert up.screen.said == [
+    assert up.dashboard.said == [
         "arm-1 is there, on lab",
         "arm-1 is lost: its node has gone. It works again when the node is back.",
         "arm-1 is there, on shed",
@@ -97,15 +97,15 @@ def test_robots_are_put_to_work_when_they_join_and_once(up: Up) -> None:
 def test_a_robot_that_fails_is_named_and_the_job_goes_on(up: Up) -> None:
     up.backend.there = {"arm-1": ""}
     up._start_new_edges()
-    up.backend.parts["arm-1"] = PartState(failed="arm-1 ended", fault="arm-1 ended")
+    up.backend.parts["arm-1"] = ProcessState(failed="arm-1 ended", fault="arm-1 ended")
     up.backend.says = ["arm-1 ended with exit status 1: no usable secret key"]
     up._wait(0.0)
-    assert up.screen.said == ["arm-1 ended with exit status 1: no usable secret key"]
+    assert up.dashboard.said == ["arm-1 ended with exit status 1: no usable secret key"]
 
 
 def test_a_trainer_that_fails_ends_the_job(up: Up) -> None:
     up.backend.start(up.parts.make_trainer())
-    up.backend.parts["trainer"] = PartState(failed="trainer ended with exit status 1: no torch")
+    up.backend.parts["trainer"] = ProcessState(failed="trainer ended with exit status 1: no torch")
     with pytest.raises(FleetError, match="no torch"):
         up._wait(0.0)
 
@@ -117,7 +117,7 @@ def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
     up._start_new_edges()
     assert [part.name for part in up.backend.started] == ["thinker"], "nobody knows yet where to think"
     for address in ("tcp://10.0.0.1:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"):
-        up.backend.parts["thinker"] = PartState(running=True, starts=1, address=address)
+        up.backend.parts["thinker"] = ProcessState(running=True, starts=1, address=address)
         up._start_new_edges()
     first, moved = up.backend.started[1:]
     assert first.argv[first.argv.index("--think") + 1] == "tcp://10.0.0.1:1"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fleet.config.data_directory import DataDirectory
-from fleet.launch.backend import LocalBackend, Part, PartState
+from fleet.launch.backend import LocalBackend, ProcessSpec, ProcessState
 from fleet.ray_backend import backend as backend_module
 from fleet.ray_backend.backend import RayBackend
 from fleet.ray_backend.cluster import Gone, robots
@@ -36,10 +36,10 @@ ARM = Node("a", "arm", {"robot:robot-0": 1.0, "CPU": 0.0})
 BOX = Node("b", "box", {"CPU": 4.0})
 GPUS = Node("g", "gpus", {"CPU": 8.0, "GPU": 2.0})
 
-TRAINER = Part("trainer", "trainer", ("trainer",))
-EVALUATOR = Part("evaluator", "evaluator", ("evaluator",))
-THINKER = Part("thinker", "thinker", ("think-server",))
-EDGE = Part("robot-0", "edge", ("edge",), give_up_after=0)
+TRAINER = ProcessSpec("trainer", "trainer", ("trainer",))
+EVALUATOR = ProcessSpec("evaluator", "evaluator", ("evaluator",))
+THINKER = ProcessSpec("thinker", "thinker", ("think-server",))
+EDGE = ProcessSpec("robot-0", "edge", ("edge",), give_up_after=0)
 
 
 def _nodes(*nodes: Node) -> dict[str, Node]:
@@ -209,7 +209,7 @@ class FakeCluster:
     def look(self, node: Node, data: str, token: str) -> str:
         return f"look {node.id}"
 
-    def start(self, part: Part, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
+    def start(self, part: ProcessSpec, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
         self.requests.append((part.name, request))
         return part.name
 
@@ -234,7 +234,7 @@ class FakeCluster:
 
 
 def _says(host_pid: int = 1, **state: Any) -> dict[str, Any]:
-    return {**msgspec.to_builtins(PartState(**{"running": True, "starts": 1, **state})), "host_pid": host_pid}
+    return {**msgspec.to_builtins(ProcessState(**{"running": True, "starts": 1, **state})), "host_pid": host_pid}
 
 
 class Clock:
@@ -268,9 +268,9 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     backend = _backend(cluster, tmp_path)
     assert backend.robots() == {"robot-0": "arm"}
     backend.start(EDGE)
-    cluster.says["robot-0"] = _says(node="arm", pid=7)
+    cluster.says["robot-0"] = _says()
     _turn(backend, clock)
-    assert backend.parts["robot-0"].pid == 7
+    assert backend.parts["robot-0"].running
 
     cluster.known = _nodes(HOME)
     cluster.says["robot-0"] = Gone("its node does not answer", comes_back=True)
@@ -281,10 +281,10 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     assert cluster.killed == [], "Ray brings the edge back where its robot is"
 
     cluster.known = _nodes(HOME, ARM)
-    cluster.says["robot-0"] = _says(host_pid=2, node="arm", pid=8)
+    cluster.says["robot-0"] = _says(host_pid=2)
     assert _turn(backend, clock) == []
     state = backend.parts["robot-0"]
-    assert (state.running, state.pid, state.starts, state.fault) == (True, 8, 2, "")
+    assert (state.running, state.starts, state.fault) == (True, 2, "")
     assert len(cluster.requests) == 1
 
 
@@ -293,14 +293,14 @@ def test_a_trainer_whose_node_is_gone_is_placed_on_another(tmp_path: Path, clock
     cluster = FakeCluster(_nodes(HOME, gpus), looks={"g": (True, [])})
     backend = _backend(cluster, tmp_path)
     backend.start(TRAINER)
-    cluster.says["trainer"] = _says(node="gpus")
+    cluster.says["trainer"] = _says()
     _turn(backend, clock)
     assert cluster.requests == [("trainer", ResourceRequest(cpus=1.0, gpus=1.0, node="g"))]
 
     cluster.known = _nodes(HOME)
     cluster.says["trainer"] = Gone("its node does not answer", comes_back=True)
     _turn(backend, clock)
-    cluster.says["trainer"] = _says(host_pid=3, node="home")
+    cluster.says["trainer"] = _says(host_pid=3)
     _turn(backend, clock, times=5)
     assert cluster.requests[1:] == [("trainer", ResourceRequest(cpus=1.0, node="h"))]
     assert cluster.killed == ["trainer"]
@@ -330,7 +330,7 @@ def test_an_actor_that_is_not_started_for_a_minute_is_placed_anew(tmp_path: Path
 
 
 def test_a_silent_robot_is_waited_for_and_nothing_else(tmp_path: Path, clock: Clock) -> None:
-    cluster = FakeCluster(_nodes(HOME, ARM), says={"robot-0": _says(pid=7)})
+    cluster = FakeCluster(_nodes(HOME, ARM), says={"robot-0": _says()})
     backend = _backend(cluster, tmp_path)
     backend.start(EDGE)
     _turn(backend, clock)
@@ -344,7 +344,7 @@ def test_a_part_that_ran_once_gives_its_place_back(tmp_path: Path, clock: Clock)
     cluster = FakeCluster(_nodes(replace(HOME, resources={"CPU": 1.0})))
     backend = _backend(cluster, tmp_path)
     for name in ("evaluator-before", "evaluator-after"):
-        backend.start(Part(name, "evaluator", ("evaluator",), restart=False))
+        backend.start(ProcessSpec(name, "evaluator", ("evaluator",), restart=False))
     cluster.says["evaluator-before"] = _says()
     said = _turn(backend, clock)
     assert [name for name, _ in cluster.requests] == ["evaluator-before"]
@@ -358,7 +358,7 @@ def test_a_part_that_ran_once_gives_its_place_back(tmp_path: Path, clock: Clock)
 
 
 def test_parts_are_asked_to_end_before_their_actors_do(tmp_path: Path, clock: Clock) -> None:
-    cluster = FakeCluster(_nodes(HOME, ARM), says={"robot-0": _says(pid=7), "trainer": _says()})
+    cluster = FakeCluster(_nodes(HOME, ARM), says={"robot-0": _says(), "trainer": _says()})
     backend = _backend(cluster, tmp_path)
     for part in (EDGE, TRAINER):
         backend.start(part)

@@ -87,7 +87,7 @@ def test_what_cannot_be_understood_is_said_in_one_line(options: tuple[str, ...],
 
 @pytest.mark.slow
 def test_a_driver_that_blocks_is_given_up() -> None:
-    words = ["doctor", "--robot", "blocked", "--simulated", "--patience", "1"]
+    words = ["doctor", "--robot", "blocked", "--simulated", "--timeout", "1"]
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, *words],
         capture_output=True,

@@ -25,7 +25,7 @@ from wire.clock import ManualClock, MonotonicClock
 from wire.errors import ConfigError, RejectedError, RobotError, WireError
 from wire.messages.fleet import AcquireLease
 from wire.messages.gateway import Hello, OperatorCommand, ReintroduceRequest
-from wire.transport.keys import load_pair, load_public, make_keys
+from wire.transport.keys import make_keys
 from wire.transport.memory_channel import MemoryServer
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import RobotSpec
@@ -415,12 +415,7 @@ def test_another_gateways_key_is_named_at_once(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ["gateway", "teleoperator"])
     make_keys(tmp_path / "other", ["gateway"])
     server = ZmqServer("tcp://127.0.0.1:*", tmp_path / "other")
-    line = ZmqClient(
-        server.endpoint,
-        "teleoperator",
-        load_pair(tmp_path / "keys", "teleoperator"),
-        load_public(tmp_path / "keys", "gateway"),
-    )
+    line = ZmqClient(server.endpoint, "teleoperator", tmp_path / "keys")
     person = Teleop(line, Hand(), "robot-0", "teleoperator", MonotonicClock())
     end = time.monotonic() + 60
     with pytest.raises(RejectedError, match="its gateway has another key"):

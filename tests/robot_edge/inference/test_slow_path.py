@@ -35,7 +35,7 @@ from wire.messages.gateway import (
 from wire.messages.local import ChunkReply, ChunkRequest, LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing
-from wire.transport.keys import load_pair, load_public, make_keys
+from wire.transport.keys import make_keys
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.zmq_channel import ZmqClient
@@ -251,11 +251,11 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     assert (hello.name, hello.role) == ("thinker-0", "thinker")
     served.gateway.send(Rejection("no"))
     served.server.poll()
-    assert served.server.subscriber.rejection == "no"
+    assert served.server.subscriber.session.rejection == "no"
     served.gateway.send(HelloAck("gateway", 1, 2))
     served.clock.advance(2_000 * MS)
     served.server.poll()
-    assert served.server.subscriber.rejection == ""
+    assert served.server.subscriber.session.rejection == ""
     assert isinstance(served.gateway.recv(), Heartbeat)
     served.gateway.send(ReintroduceRequest())
     served.server.poll()
@@ -431,7 +431,7 @@ def test_the_link_to_a_think_server_dies_and_is_mended(tmp_path: Path) -> None:
     robots = {}
     for fallback in ("hold", "local"):
         name = f"robot-{fallback}"
-        line = ZmqClient(endpoint, name, load_pair(keys, name), load_public(keys, "gateway"))
+        line = ZmqClient(endpoint, name, keys)
         robots[fallback] = robot = Robot(RemoteSlowPath(line, MonotonicClock(), timeout_s=1.5), fallback)
         robot.load(3, tmp_path / "weights")
     holding, local = robots["hold"], robots["local"]

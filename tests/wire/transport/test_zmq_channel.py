@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from tests import samples
 from wire.errors import ConfigError
 from wire.messages import Message
 from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
-from wire.transport.keys import KeyPair, check_name, load_pair, load_public, make_keys
+from wire.transport.keys import check_name, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 
@@ -35,16 +36,23 @@ def server(keys: Path) -> Iterator[ZmqServer]:
 def connect(keys: Path, server: ZmqServer) -> Iterator[Callable[..., ZmqClient]]:
     made: list[ZmqClient] = []
 
-    def make(name: str, pair: KeyPair | None = None, public: bytes | None = None) -> ZmqClient:
-        channel = ZmqClient(
-            server.endpoint, name, pair or load_pair(keys, name), public or load_public(keys, "gateway")
-        )
-        made.append(channel)
-        return channel
+    def make(name: str, directory: Path = keys) -> ZmqClient:
+        made.append(ZmqClient(server.endpoint, name, directory))
+        return made[-1]
 
     yield make
     for channel in made:
         channel.close()
+
+
+def other_keys(keys: Path, *names: str, **files: str) -> Path:
+    """A directory with new keys of `names`, and the file that each keyword argument names from `keys`."""
+    directory = keys.with_name("other")
+    make_keys(directory, list(names))
+    for name, source in files.items():
+        kept = "public/gateway.key" if name == "gateway" else f"{name.replace('_', '-')}.key_secret"
+        shutil.copy(keys / source, directory / kept)
+    return directory
 
 
 def exchange(
@@ -94,11 +102,11 @@ def test_both_ways(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None
 
 
 def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
-    server: ZmqServer, connect: Callable[..., ZmqClient], caplog: pytest.LogCaptureFixture
+    keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     good = connect("robot-0")
     assert exchange(server, good, Heartbeat(1)) is not None
-    stranger = connect("robot-9", KeyPair(*zmq.curve_keypair()))
+    stranger = connect("robot-9", other_keys(keys, "robot-9", gateway="public/gateway.key"))
     assert exchange(server, stranger, Hello("robot-9", "edge", "c", 1), 1.0) is None
     refusal = answer(stranger, server)
     assert isinstance(refusal, Rejection)
@@ -114,14 +122,15 @@ def test_an_unknown_key_is_refused_by_name_and_disturbs_nobody(
 
 
 def test_a_key_speaks_only_for_its_own_name(keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
-    imposter = connect("robot-1", load_pair(keys, "robot-0"))
+    stolen = other_keys(keys, gateway="public/gateway.key", robot_1="robot-0.key_secret")
+    imposter = connect("robot-1", stolen)
     received = exchange(server, imposter, Heartbeat(1))
     assert received is not None
     assert received[0] == "robot-0"
 
 
-def test_another_gateways_key_gets_no_line(server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
-    client = connect("robot-0", public=zmq.curve_keypair()[0])
+def test_another_gateways_key_gets_no_line(keys: Path, server: ZmqServer, connect: Callable[..., ZmqClient]) -> None:
+    client = connect("robot-0", other_keys(keys, "gateway", robot_0="robot-0.key_secret"))
     assert exchange(server, client, Heartbeat(1), 1.0) is None
     assert "its gateway has another key" in client.refusal
 

@@ -17,7 +17,7 @@ import pytest
 
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
-from fleet.launch.supplies import make_control
+from fleet.launch.factories import make_control
 from hal.conformance import check_robot
 from hal.drivers.fake import FakeConfig, FakeRobot, fake_spec
 from hal.interfaces.robot import Robot

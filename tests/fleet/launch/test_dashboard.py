@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.cli.table import Dashboard
 from fleet.config.recipes import get_recipe
+from fleet.launch.dashboard import Dashboard
 
 
 def test_without_a_terminal_a_status_is_one_line_whatever_the_width(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.config.recipe import Recipe
-from fleet.launch.backend import PartState
+from fleet.launch.backend import ProcessState
 
 _STYLES = {"policy": "green", "script": "yellow", "human": "blue", "hold": "dim", "reset": "dim", "estop": "bold red"}
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -39,7 +39,7 @@ class Dashboard:
         console = self._live.console if self._live else self._console
         console.print(text, highlight=False, soft_wrap=self._live is None)
 
-    def show(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> None:
+    def show(self, snapshot: dict[str, Any], parts: Mapping[str, ProcessState], robots: Sequence[str]) -> None:
         """The newest state. `robots`: names of those among `parts`; the gateway knows only those that came to it."""
         if self._live is not None:
             self._live.update(self._picture(snapshot, parts, robots))
@@ -52,7 +52,7 @@ class Dashboard:
             self._live.stop()
             self._live = None
 
-    def _picture(self, snapshot: dict[str, Any], parts: Mapping[str, PartState], robots: Sequence[str]) -> Group:
+    def _picture(self, snapshot: dict[str, Any], parts: Mapping[str, ProcessState], robots: Sequence[str]) -> Group:
         table = Table(title=f"vla-fleet · {self._recipe.name} · {self._page}", title_justify="left")
         for name in ("robot", "in control", "task", "version", "episodes", "interventions", "missed ticks"):
             table.add_column(name, justify="left" if name in ("robot", "in control", "task") else "right")

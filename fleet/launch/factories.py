@@ -25,8 +25,6 @@ from robot_edge.flight_recorder.recorder import FlightRecorder
 from wire.clock import Clock, ManualClock, MonotonicClock, SimulatedClock
 from wire.messages.gateway import Evaluate, Evaluation
 from wire.transport.channel import Channel
-from wire.transport.keys import GATEWAY, load_pair, load_public
-from wire.transport.zmq_channel import ZmqClient
 from wire.types import PolicyCapabilities
 
 if TYPE_CHECKING:
@@ -35,11 +33,6 @@ if TYPE_CHECKING:
     from cloud_learner.gateway.server import AuthenticatedServerChannel, Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.trainer import Trainer
-
-
-def client(address: str, name: str, keys: Path, server: str = GATEWAY) -> ZmqClient:
-    """`name`'s line to the gateway, or to another `server`. Raises `ConfigError` when a key is missing."""
-    return ZmqClient(address, name, load_pair(keys, name), load_public(keys, server))
 
 
 def scheduler_factory(recipe: Recipe) -> MakeScheduler:

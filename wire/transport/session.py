@@ -1,0 +1,78 @@
+"""What every process says to its gateway to be known there: who it is, then that it lives."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from wire.clock import Clock
+from wire.errors import RejectedError
+from wire.messages import Message
+from wire.messages.gateway import Heartbeat, Hello, HelloAck, ReintroduceRequest, Rejection
+from wire.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+_REJECTED_TIMEOUT_S = 5.0
+
+
+class GatewaySession:
+    """Introduces this process to the gateway, and again after a break; keeps the connection with heartbeats."""
+
+    def __init__(self, channel: Channel, hello: Hello, clock: Clock, every_s: float = 1.0) -> None:
+        """`hello` is sent until the gateway accepts it, each time with the time of sending; then a heartbeat, both
+        `every_s`."""
+        self.accepted = False
+        self.rejection = ""
+        """why the gateway refuses this process, '' when it does not"""
+        self.channel = channel
+        self._hello = hello
+        self._clock = clock
+        self._every_ns = round(every_s * 1e9)
+        self._next_ns = 0
+        self._rejected_ns: int | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no connection, or none that the gateway accepts; '' when nothing is wrong."""
+        return self.rejection or getattr(self.channel, "refusal", "")
+
+    def handle_message(self, message: Message) -> bool:
+        """Take in what is about the connection; False for any other message."""
+        match message:
+            case HelloAck():
+                self.accepted, self.rejection = True, ""
+            case ReintroduceRequest():
+                self.accepted, self._next_ns = False, 0
+            case Rejection(reason=reason):
+                if reason != self.rejection:
+                    log.error("%s '%s' is refused by the gateway: %s", self._hello.role, self._hello.name, reason)
+                self.rejection = reason
+            case _:
+                return False
+        return True
+
+    def poll(self) -> bool:
+        """Say what is due; True when it was time for a heartbeat."""
+        now_ns = self._clock.now_ns()
+        if now_ns < self._next_ns:
+            return False
+        was_accepted = self.accepted
+        due = Heartbeat(now_ns) if was_accepted else msgspec.structs.replace(self._hello, sent_ns=now_ns)
+        if self.channel.send(due):
+            self._next_ns = now_ns + self._every_ns
+        else:
+            # The connection is down: whoever answers when it is back may be a new gateway.
+            self.accepted = False
+        return was_accepted
+
+    def raise_if_rejected(self) -> None:
+        """Raises `RejectedError`, with the gateway's reason, when it has gone on refusing this process for a while."""
+        now_ns = self._clock.now_ns()
+        if not self.refusal:
+            self._rejected_ns = None
+        elif self._rejected_ns is None:
+            self._rejected_ns = now_ns
+        elif now_ns - self._rejected_ns > _REJECTED_TIMEOUT_S * 1e9:
+            raise RejectedError(self.refusal)
