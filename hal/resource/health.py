@@ -94,8 +94,8 @@ class HealthWatch:
     def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
         self._config = config or HealthConfig()
         self._status: EdgeStatus | None = None
-        self._unwell_ns: int | None = None
-        self._well_ns: int | None = None
+        self._well = True
+        self._steady_ns = now_ns  # since then it has been well, or unwell, without a break
         self._drained = 0
         self.heard_ns = now_ns
         self.load = _Load(now_ns)
@@ -107,15 +107,11 @@ class HealthWatch:
         """It reported; whether that changed its health or the reason."""
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         complaint = self._complaint(status)
-        late = self._status is not None and silent_s > self._config.late_after_s
+        well, late = not complaint, self._status is None or silent_s > self._config.late_after_s
         self.load.note(status.mode in _WORKING, self.heard_ns, now_ns)
         self._status, self.heard_ns = status, now_ns
-        if complaint:
-            self._unwell_ns = now_ns if self._unwell_ns is None else self._unwell_ns
-            self._well_ns = None
-        else:
-            self._unwell_ns = None
-            self._well_ns = now_ns if self._well_ns is None or late else self._well_ns
+        if well != self._well or (well and late):
+            self._well, self._steady_ns = well, now_ns
         if status.mode == Mode.estop:
             self._become(RobotHealth.stopped, complaint, now_ns)
         else:
@@ -139,20 +135,20 @@ class HealthWatch:
             self._become(health, f"back after {silent_s:.0f} s of silence", now_ns)
         elif self.health is RobotHealth.starting:
             self._become(RobotHealth.ready, "", now_ns)
-        if self._unwell_ns is not None:
-            unwell_s = (now_ns - self._unwell_ns) / 1e9
-            if self.health is RobotHealth.draining or unwell_s >= config.drain_after_s:
+        steady_s = (now_ns - self._steady_ns) / 1e9
+        if not self._well:
+            if self.health is RobotHealth.draining or steady_s >= config.drain_after_s:
                 self._become(RobotHealth.draining, complaint, now_ns)
-            elif unwell_s >= config.degrade_after_s and self.health is not RobotHealth.stopped:
+            elif steady_s >= config.degrade_after_s and self.health is not RobotHealth.stopped:
                 self._become(RobotHealth.degraded, complaint, now_ns)
         elif self.health is RobotHealth.ready:
             if now_ns - self.since_ns >= config.forget_s * 1e9:
                 self._drained = 0
-        elif self._well_ns is not None:
+        else:
             needed_s = config.recover_s
             if self.health is RobotHealth.draining:
                 needed_s = min(config.longest_steady_s, config.steady_s * 2 ** (min(self._drained, 32) - 1))
-            if now_ns - self._well_ns >= needed_s * 1e9:
+            if steady_s >= needed_s:
                 self._become(RobotHealth.ready, "", now_ns)
 
     def _become(self, health: RobotHealth, reason: str, now_ns: int) -> None:

@@ -54,14 +54,6 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Done(msgspec.Struct, frozen=True):
-    """A finished episode of a job."""
-
-    task: str
-    seed: int
-    success: bool
-
-
 class CountedWork:
     """So many episodes, whichever."""
 
@@ -197,14 +189,10 @@ class Assignment:
     since_ns: int
     kept_until_ns: int  # not taken for another job before
     taken_up: bool  # the robot has said that it works on it
-    urgency_ns: int = field(init=False)  # the job's when it was given the unit, which keeps that rank
-    cycle_ends: int = field(init=False)  # finished episodes after which the tasks are balanced anew
+    urgency_ns: int  # the job's when it was given the unit, which keeps that rank
     done: list[int] = field(default_factory=list)  # seeds of the finished episodes that count
     stored: int = 0  # finished episodes that came, counted or not
     finished_ns: int | None = None  # when the robot said that it has done all of it
-
-    def __post_init__(self) -> None:
-        self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
     def owns(self, task: str, seed: int) -> bool:
         """Whether an episode is one of it that is not done yet."""
@@ -220,8 +208,11 @@ class Assignment:
         return job.priority, job.ahead_ns - now_ns if job.standing else -self.urgency_ns, -len(job.assignments)
 
     def yields_to(self, job: JobRecord, now_ns: int, aging_ns: int) -> bool:
-        """Whether the robot is to go over from a job without an end to a job that waits."""
+        """Whether the robot is to go over to a job that waits."""
         mine = self.job
+        if not mine.standing:
+            # Who has waited for it does not lose it to who has waited less.
+            return mine.priority < job.priority and job.rank(now_ns)[0] < self.urgency_ns
         if mine is job or now_ns < self.kept_until_ns:
             return False
         equals = job.standing and mine.priority == job.priority

@@ -7,8 +7,9 @@ free looks at jobs in their order until one fits, and a job that comes at the gr
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,16 +25,16 @@ from wire.messages.gateway import Job
 
 @dataclass(slots=True, eq=False)
 class SchedulableRobot:
-    """A robot, here or not."""
+    """A robot that has joined, here or not."""
 
     name: str
     index: int  # of its seed partition
+    capabilities: Capabilities
+    identity: str  # of its process
+    watch: HealthWatch
+    group: Group
     seeds_spent: int = 0  # training seeds it has used
-    capabilities: Capabilities | None = None  # None: it was never here, like its group
-    identity: str = ""  # of its process
-    watch: HealthWatch = field(default_factory=lambda: HealthWatch(0))
     job: str = ""  # what it says that it works on
-    group: Group | None = None
     available: bool = False  # may be given work
     assignment: Assignment | None = None
     before: Assignment | None = None  # what it did before; episodes of it may still come
@@ -72,9 +73,10 @@ class Matcher:
         self._config = config
         self._aging_ns = round(config.aging_s * 1e9)
         self.robots: dict[str, SchedulableRobot] = {}
+        self.jobs: dict[str, JobRecord] = {}  # those that are alive, and some that have ended
         self._groups: dict[tuple[str, Capabilities], Group] = {}
+        self._ended: deque[str] = deque()
         self._asked: set[str] = set()  # names of robots that jobs ask for
-        self._alive: dict[str, JobRecord] = {}
         self._standing: dict[str, JobRecord] = {}  # those without an end
         self._waiting: list[JobRecord] = []  # those with an end that may want a robot, the most urgent first
         self._open: dict[Group, None] = {}  # in which a robot became free or a job came to wait
@@ -83,28 +85,23 @@ class Matcher:
         self._look_ns = 0  # when jobs that wait behind others without an end are looked at next
         self._decisions: dict[str, Decision] = {}
 
-    def robot(self, name: str) -> SchedulableRobot:
-        """The robot of this name; a new one gets the next seed partition."""
-        return self.robots.setdefault(name, SchedulableRobot(name, len(self.robots)))
-
     def regroup(self, robot: SchedulableRobot, available: bool) -> None:
-        """Put a robot that is here among those like it, again after whatever changed."""
-        assert robot.capabilities is not None
-        group = self._group(robot.name, robot.capabilities)
+        """Put a robot among those like it, again after whatever changed."""
+        group = self.group(robot.name, robot.capabilities)
         if (group, available) == (robot.group, robot.available):
             return
-        if robot.group is not None:
-            robot.available = False
-            robot.group.update(robot)
+        robot.available = False
+        robot.group.update(robot)
         robot.group, robot.available = group, available
         group.update(robot)
         self._open[group] = None
 
-    def _group(self, name: str, capabilities: Capabilities) -> Group:
+    def group(self, name: str, capabilities: Capabilities) -> Group:
+        """Of a robot of this name."""
         key = (name if name in self._asked else "", capabilities)
         if key not in self._groups:
             self._groups[key] = Group(*key)
-            for job in self._alive.values():
+            for job in self.jobs.values():
                 self._meet(job, self._groups[key])
         return self._groups[key]
 
@@ -121,10 +118,9 @@ class Matcher:
         for name in job.request.requirement.robots:
             if name not in self._asked:
                 self._asked.add(name)
-                robot = self.robots.get(name)
-                if robot is not None and robot.group is not None:
+                if (robot := self.robots.get(name)) is not None:
                     self.regroup(robot, robot.available)
-        self._alive[job.id] = job
+        self.jobs[job.id] = job
         if job.standing:
             self._standing[job.id] = job
         for group in self._groups.values():
@@ -140,9 +136,12 @@ class Matcher:
         job.phase = phase
         for run in list(job.assignments.values()):
             self.end(run, f"job '{job.id}' is {phase}", now_ns)
-        for jobs in (self._alive, self._standing, self._new):
-            jobs.pop(job.id, None)
+        self._standing.pop(job.id, None)
+        self._new.pop(job.id, None)
         self._requeue(job)
+        self._ended.append(job.id)
+        if len(self._ended) > self._config.kept:
+            del self.jobs[self._ended.popleft()]
 
     def _wait(self, job: JobRecord) -> None:
         """The job may want a robot again."""
@@ -204,17 +203,9 @@ class Matcher:
 
     def _weakest(self, job: JobRecord, now_ns: int) -> Assignment | None:
         """What gives way to a job first."""
-        urgency_ns = job.rank(now_ns)[0]
-        groups = (group for group, tasks in job.groups.items() if job.wants(tasks))
-        found = []
-        for run in (run for group in groups for run in reversed(group.runs.values())):
-            if run.job.standing:
-                yields = run.yields_to(job, now_ns, self._aging_ns)
-            else:
-                # Who has waited for it does not lose it to who has waited less.
-                yields = run.job.priority < job.priority and urgency_ns < run.urgency_ns
-            if yields:
-                found.append(run)
+        groups = [group for group, tasks in job.groups.items() if job.wants(tasks)]
+        runs = (run for group in groups for run in reversed(group.runs.values()))
+        found = (run for run in runs if run.yields_to(job, now_ns, self._aging_ns))
         return min(found, key=lambda run: run.rank(now_ns), default=None)
 
     def _make_room(self, group: Group, stuck: set[Group], now_ns: int) -> bool:
@@ -236,14 +227,13 @@ class Matcher:
 
     def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> None:
         """The robot works on the job from now on."""
-        assert robot.group is not None
         ttl_ns = round(self._config.ttl_s * 1e9)
         lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
         task, seeds, wire = self._unit(robot, job, job.groups[robot.group], lease.number)
         waited_ns = now_ns - job.ahead_ns - job.rank(now_ns)[0]
         kept_until_ns = now_ns + self._aging_ns if job.standing and waited_ns >= self._aging_ns else 0
         taken_up = robot.wire is not None and robot.wire.id == wire.id
-        run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up)
+        run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up, job.urgency_ns)
         job.phase = JobPhase.running
         job.urgency_ns = now_ns - job.ahead_ns
         job.assignments[robot.name] = robot.assignment = run
@@ -286,7 +276,6 @@ class Matcher:
         lease = self._leases.of(robot.name, now_ns)
         if lease is not None and lease.number == run.wire.lease:
             self._leases.release(robot.name, lease.number, now_ns)
-        assert robot.group is not None
         robot.group.update(robot)
         self._open[robot.group] = None
         self._wait(job)

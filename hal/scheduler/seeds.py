@@ -20,8 +20,6 @@ _USED = PARTITION_EPISODES - SPARE_EPISODES
 
 def seed_partition(index: int) -> range:
     """The training seeds of the fleet's robot number `index`. With more robots than partitions, robots share them."""
-    if index < 0:
-        raise ConfigError(f"robot number {index}: numbers begin at 0.")
     first = TRAINING_SEEDS.start + index % PARTITIONS * PARTITION_EPISODES
     return range(first, first + PARTITION_EPISODES)
 

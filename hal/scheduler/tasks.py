@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import gcd
+from operator import itemgetter
 
 FLOOR = 0.25
 """share of an equal share that each task gets whatever its success"""
@@ -61,21 +62,12 @@ class TaskBalancer:
         Robots with different `start`s begin at different tasks, so that a fleet covers all of them from its first
         episode on.
         """
-        slots = _apportion(self.shares(tuple(dict.fromkeys(tasks))))
-        # Each task as often as it has slots, evenly spaced (stride scheduling, Waldspurger and Weihl, 1995).
-        strides = [((n + 0.5) / slots[task], -slots[task], task) for task in slots for n in range(slots[task])]
-        order = tuple(task for *_, task in sorted(strides, key=lambda stride: stride[:2]))
+        shares = self.shares(tuple(dict.fromkeys(tasks)))
+        slots = range(SLOTS_PER_TASK * len(shares))
+        # The n-th turn of a task is due at (n + 1/2) / share (stride scheduling, Waldspurger and Weihl, 1995).
+        turns = sorted((((n + 0.5) / share, task) for task, share in shares.items() for n in slots), key=itemgetter(0))
+        order = tuple(task for _, task in turns[: len(slots)])
+        # In lowest terms: equal needs make the shortest cycle.
+        order = order[: len(order) // (gcd(*Counter(order).values()) or 1)]
         start %= max(1, len(order))
         return order[start:] + order[:start]
-
-
-def _apportion(shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers of slots, at least one each, nearest to the shares (largest remainders), in lowest terms: equal
-    needs make the shortest cycle."""
-    slots = SLOTS_PER_TASK * len(shares)
-    whole = {task: max(1, int(share * slots)) for task, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda task: whole[task] - shares[task] * slots)
-    for task in by_remainder[: max(0, slots - sum(whole.values()))]:
-        whole[task] += 1
-    divisor = gcd(*whole.values())
-    return {task: count // divisor for task, count in whole.items()}
