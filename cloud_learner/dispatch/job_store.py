@@ -11,8 +11,8 @@ import msgspec
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.view import FleetView
+from hal.scheduler.episodes import HELD_OUT_SEEDS
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.seeds import HELD_OUT_SEEDS
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation

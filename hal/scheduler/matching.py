@@ -9,59 +9,24 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from hal.resource.capabilities import missing_requirements, satisfies
-from hal.resource.health import HealthWatch
 from hal.resource.lease import Leases
-from hal.scheduler.jobs import REST, Assignment, Decision, JobRecord, SchedulerConfig, job_of
-from hal.scheduler.seeds import training_seeds
-from hal.scheduler.tasks import TaskBalancer
+from hal.scheduler.episodes import TaskBalancer, training_seeds
+from hal.scheduler.records import (
+    REST,
+    Assignment,
+    Decision,
+    Group,
+    JobRecord,
+    RobotRecord,
+    SchedulerConfig,
+    job_of,
+)
 from wire.messages.fleet import Capabilities, JobPhase
 from wire.messages.gateway import Job
-
-
-@dataclass(slots=True, eq=False)
-class SchedulableRobot:
-    """A robot that has joined, here or not."""
-
-    name: str
-    index: int  # of its seed partition
-    capabilities: Capabilities
-    identity: str  # of its process
-    watch: HealthWatch
-    group: Group
-    seeds_spent: int = 0  # training seeds it has used
-    job: str = ""  # what it says that it works on
-    available: bool = False  # may be given work
-    assignment: Assignment | None = None
-    before: Assignment | None = None  # what it did before; episodes of it may still come
-    wire: Job | None = None  # the last job it was told
-
-
-class Group:
-    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
-
-    def __init__(self, name: str, capabilities: Capabilities) -> None:
-        self.name = name
-        self.capabilities = capabilities
-        self.free: dict[str, SchedulableRobot] = {}  # the longest idle first
-        self.runs: dict[str, Assignment] = {}  # by robot, the newest last
-
-    @property
-    def robots(self) -> int:
-        return len(self.free) + len(self.runs)
-
-    def update(self, robot: SchedulableRobot) -> None:
-        """A robot of the group came, went, or has begun or ended some work."""
-        self.free.pop(robot.name, None)
-        self.runs.pop(robot.name, None)
-        if robot.available and robot.assignment is None:
-            self.free[robot.name] = robot
-        elif robot.available and robot.assignment is not None:
-            self.runs[robot.name] = robot.assignment
 
 
 class Matcher:
@@ -72,7 +37,7 @@ class Matcher:
         self._balancer = balancer
         self._config = config
         self._aging_ns = round(config.aging_s * 1e9)
-        self.robots: dict[str, SchedulableRobot] = {}
+        self.robots: dict[str, RobotRecord] = {}
         self.jobs: dict[str, JobRecord] = {}  # those that are alive, and some that have ended
         self._groups: dict[tuple[str, Capabilities], Group] = {}
         self._ended: deque[str] = deque()
@@ -85,7 +50,7 @@ class Matcher:
         self._look_ns = 0  # when jobs that wait behind others without an end are looked at next
         self._decisions: dict[str, Decision] = {}
 
-    def regroup(self, robot: SchedulableRobot, available: bool) -> None:
+    def regroup(self, robot: RobotRecord, available: bool) -> None:
         """Put a robot among those like it, again after whatever changed."""
         group = self.group(robot.name, robot.capabilities)
         if (group, available) == (robot.group, robot.available):
@@ -225,7 +190,7 @@ class Matcher:
 
     # --- assignments ----------------------------------------------------------------------------------------------
 
-    def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> None:
+    def _begin(self, robot: RobotRecord, job: JobRecord, reason: str, now_ns: int) -> None:
         """The robot works on the job from now on."""
         ttl_ns = round(self._config.ttl_s * 1e9)
         lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
@@ -242,9 +207,7 @@ class Matcher:
         self._left -= 1
         self.notify(robot, wire, reason)
 
-    def _unit(
-        self, robot: SchedulableRobot, job: JobRecord, tasks: tuple[str, ...], lease: int
-    ) -> tuple[str, range, Job]:
+    def _unit(self, robot: RobotRecord, job: JobRecord, tasks: tuple[str, ...], lease: int) -> tuple[str, range, Job]:
         """What the robot is to do of the job, (task, seeds), and how it is told so."""
         last, before, request = robot.wire, robot.before, job.request
         cycle = self._balancer.cycle(tasks, robot.index)
@@ -282,7 +245,7 @@ class Matcher:
         if rest:
             self.notify(robot, Job(REST, (), 0), reason)
 
-    def notify(self, robot: SchedulableRobot, job: Job, reason: str) -> None:
+    def notify(self, robot: RobotRecord, job: Job, reason: str) -> None:
         """The robot is told this in the next step, unless something else comes up."""
         robot.wire = job
         self._decisions[robot.name] = Decision(robot.name, job, reason)

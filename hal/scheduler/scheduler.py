@@ -2,12 +2,6 @@
 
 An assignment of a robot to a job is a lease that the robot's reports renew. Work comes in units; what a robot did not
 do of its unit, because it failed, was taken or was needed elsewhere, goes back to the job and on to the next robot.
-
-    scheduler.submit(request, now_ns)
-    scheduler.join(name, capabilities, now_ns)              a robot said hello
-    scheduler.report(status, now_ns)                        it reported
-    scheduler.episode_done(name, task, success, ...)        an episode of it is stored
-    for decision in scheduler.step(now_ns): tell the robot
 """
 
 from __future__ import annotations
@@ -19,9 +13,9 @@ import msgspec
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthWatch, RobotHealth
 from hal.resource.lease import ESTOP, Leases
-from hal.scheduler.jobs import REST, Assignment, Decision, JobRecord, SchedulerConfig, job_of
-from hal.scheduler.matching import Matcher, SchedulableRobot
-from hal.scheduler.tasks import TaskBalancer
+from hal.scheduler.episodes import TaskBalancer
+from hal.scheduler.matching import Matcher
+from hal.scheduler.records import REST, Assignment, Decision, JobRecord, RobotRecord, SchedulerConfig, job_of
 from wire.errors import RejectedError, suggest
 from wire.messages.fleet import Capabilities, JobPhase, JobRequest, JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Job
@@ -116,7 +110,7 @@ class Scheduler:
         known, anew = robot is not None, robot is not None and robot.identity != identity
         if robot is None:
             index, group = self._indices.setdefault(name, len(self._indices)), self._matcher.group(name, capabilities)
-            robot = SchedulableRobot(name, index, capabilities, identity, watch, group)
+            robot = RobotRecord(name, index, capabilities, identity, watch, group)
             self._robots[name] = robot
         elif anew:
             robot.watch, robot.job = watch, ""
@@ -278,7 +272,7 @@ class Scheduler:
         if job.count(success):
             self._matcher.finish(job, JobPhase.done, now_ns)
 
-    def _health_changed(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _health_changed(self, robot: RobotRecord, now_ns: int) -> None:
         health, reason = robot.watch.health, robot.watch.reason
         if health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
             self._matcher.end(robot.assignment, f"{health}: {reason}", now_ns, rest=health is RobotHealth.draining)
@@ -293,7 +287,7 @@ class Scheduler:
             self._matcher.end(robot.assignment, "its lease has ended", now_ns, rest=False)
         self._update_availability(robot, now_ns)
 
-    def _update_availability(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _update_availability(self, robot: RobotRecord, now_ns: int) -> None:
         """It may be given work while it is well and nobody but a job holds it."""
         lease, run = self._leases.of(robot.name, now_ns), robot.assignment
         held = lease is not None and (run is None or lease.number != run.wire.lease)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from hal.resource.lease import Leases, Priority
-from hal.scheduler.jobs import REST, Decision, SchedulerConfig, job_of
+from hal.scheduler.records import REST, Decision, SchedulerConfig, job_of
 from hal.scheduler.scheduler import Scheduler
 from tests.hal.scheduler.fleets import capabilities, scheduler, status
 from wire.errors import RejectedError

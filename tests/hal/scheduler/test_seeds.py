@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.scheduler.seeds import (
+from hal.scheduler.episodes import (
     HELD_OUT_SEEDS,
     PARTITIONS,
     TRAINING_SEEDS,

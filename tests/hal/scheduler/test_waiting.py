@@ -15,7 +15,7 @@ from benchmarks.scheduler.bound import overtaken_s
 from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Priority
-from hal.scheduler.jobs import MOST_EPISODES, SchedulerConfig
+from hal.scheduler.records import MOST_EPISODES, SchedulerConfig
 from tests.hal.scheduler.fleets import LENGTHS_S, Watcher, capabilities, random_scenario
 from wire.messages.fleet import JobRequest, Requirement
 

@@ -1,21 +1,18 @@
-"""Jobs, and the work that is left of them: handed out in units, taken back when a robot fails."""
+"""What is known of jobs, of the work that is left of them, and of robots: it is handed out in units, and taken back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from hal.resource.health import HealthWatch
 from hal.resource.lease import Priority
-from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.fleet import JobKind, JobPhase, JobRequest
+from hal.scheduler.episodes import PARTITION_EPISODES, held_out_seeds
+from wire.messages.fleet import Capabilities, JobKind, JobPhase, JobRequest
 from wire.messages.gateway import Job
-
-if TYPE_CHECKING:
-    from hal.scheduler.matching import Group, SchedulableRobot
 
 REST = "rest"
 """id of the job that is none"""
@@ -182,7 +179,7 @@ class Assignment:
     """A robot that works on a unit of a job, and holds a lease for it."""
 
     job: JobRecord
-    robot: SchedulableRobot
+    robot: RobotRecord
     task: str  # '': all of the job's, in proportion to their need
     seeds: range
     wire: Job  # as the robot was told it
@@ -220,3 +217,44 @@ class Assignment:
             return True  # they share robots evenly
         head_start_ns = aging_ns if mine.priority >= job.priority else 0
         return job.rank(now_ns)[0] < now_ns - mine.ahead_ns - head_start_ns
+
+
+@dataclass(slots=True, eq=False)
+class RobotRecord:
+    """A robot that has joined, here or not."""
+
+    name: str
+    index: int  # of its seed partition
+    capabilities: Capabilities
+    identity: str  # of its process
+    watch: HealthWatch
+    group: Group
+    seeds_spent: int = 0  # training seeds it has used
+    job: str = ""  # what it says that it works on
+    available: bool = False  # may be given work
+    assignment: Assignment | None = None
+    before: Assignment | None = None  # what it did before; episodes of it may still come
+    wire: Job | None = None  # the last job it was told
+
+
+class Group:
+    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
+
+    def __init__(self, name: str, capabilities: Capabilities) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self.free: dict[str, RobotRecord] = {}  # the longest idle first
+        self.runs: dict[str, Assignment] = {}  # by robot, the newest last
+
+    @property
+    def robots(self) -> int:
+        return len(self.free) + len(self.runs)
+
+    def update(self, robot: RobotRecord) -> None:
+        """A robot of the group came, went, or has begun or ended some work."""
+        self.free.pop(robot.name, None)
+        self.runs.pop(robot.name, None)
+        if robot.available and robot.assignment is None:
+            self.free[robot.name] = robot
+        elif robot.available and robot.assignment is not None:
+            self.runs[robot.name] = robot.assignment
