@@ -9,9 +9,7 @@ from enum import StrEnum
 from wire.messages.gateway import EdgeStatus
 from wire.types import Mode
 
-_BUCKET_NS, _BUCKETS = 5_000_000_000, 12
-_LONGEST_NS = 1_000_000_000
-"""time a report may count for: nobody knows what a silent robot does"""
+_LOAD_NS = 60_000_000_000
 _WORKING = (Mode.policy, Mode.script, Mode.human, Mode.reset)
 
 
@@ -70,24 +68,6 @@ class HealthConfig:
     """reasons to hold that say nothing about the robot"""
 
 
-class _Load:
-    """Share of the last minute in which a robot worked."""
-
-    def __init__(self, now_ns: int) -> None:
-        self._buckets: deque[tuple[int, int, int]] = deque([(now_ns // _BUCKET_NS, 0, 0)], maxlen=_BUCKETS)
-        """(number of the bucket, time worked, time passed)"""
-
-    def note(self, works: bool, since_ns: int, now_ns: int) -> None:
-        """From the last report, at `since_ns`, until now it worked, or not."""
-        spent_ns, number = min(now_ns - since_ns, _LONGEST_NS), now_ns // _BUCKET_NS
-        _, worked, passed = self._buckets.pop() if self._buckets[-1][0] == number else (number, 0, 0)
-        self._buckets.append((number, worked + works * spent_ns, passed + spent_ns))
-
-    def share(self, now_ns: int) -> float:
-        recent = [bucket for bucket in self._buckets if bucket[0] > now_ns // _BUCKET_NS - _BUCKETS]
-        return sum(worked for _, worked, _ in recent) / max(1, sum(passed for *_, passed in recent))
-
-
 class HealthWatch:
     """One robot's health. Times are of one clock that does not go back."""
 
@@ -98,7 +78,7 @@ class HealthWatch:
         self._steady_ns = now_ns  # since then it has been well, or unwell, without a break
         self._drained = 0
         self.heard_ns = now_ns
-        self.load = _Load(now_ns)
+        self._reports: deque[tuple[int, bool]] = deque(maxlen=600)  # when, and whether it worked; more than a minute's
         self.health = RobotHealth.starting
         self.reason = "has not reported yet"
         self.since_ns = now_ns
@@ -108,7 +88,7 @@ class HealthWatch:
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         complaint = self._complaint(status)
         well, late = not complaint, self._status is None or silent_s > self._config.late_after_s
-        self.load.note(status.mode in _WORKING, self.heard_ns, now_ns)
+        self._reports.append((now_ns, status.mode in _WORKING))
         self._status, self.heard_ns = status, now_ns
         if well != self._well or (well and late):
             self._well, self._steady_ns = well, now_ns
@@ -126,6 +106,11 @@ class HealthWatch:
         elif silent_s > self._config.late_after_s and self.health is RobotHealth.ready:
             self._become(RobotHealth.degraded, "reports late", now_ns)
         return (self.health, self.reason) != before
+
+    def load(self, now_ns: int) -> float:
+        """Share of its reports of the last minute in which it worked."""
+        recent = [works for time_ns, works in self._reports if time_ns > now_ns - _LOAD_NS]
+        return sum(recent) / max(1, len(recent))
 
     def _judge(self, complaint: str, silent_s: float, now_ns: int) -> None:
         """What the time it has been silent, well or unwell makes of it."""

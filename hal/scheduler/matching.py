@@ -90,8 +90,8 @@ class Matcher:
             self._standing[job.id] = job
         for group in self._groups.values():
             self._meet(job, group)
-        everyone = sum(group.robots for group in self._groups.values())
-        scarce = 1 - _robots(job) / everyone if everyone and not job.standing else 0.0
+        everyone = sum(robot.available for robot in self.robots.values())
+        scarce = 1 - job.fitting / everyone if everyone and not job.standing else 0.0
         job.ahead_ns = job.priority * self._aging_ns + round(scarce * self._config.scarce_s * 1e9)
         job.urgency_ns = job.submitted_ns - job.ahead_ns
         self._wait(job)
@@ -220,7 +220,7 @@ class Matcher:
             # An episode that runs now is not counted yet, and its seed is not to be used again.
             robot.seeds_spent += 1
         seeds = training_seeds(robot.index, robot.seeds_spent)
-        task, seeds = job.work.pop(tasks, request.robots or _robots(job), seeds)
+        task, seeds = job.work.pop(tasks, request.robots or job.fitting, seeds)
         id, cycle = f"{job.id}/{lease}", (task,) if task else cycle
         return task, seeds, Job(id, cycle, seeds.start, request.kind, len(seeds), request.version, lease)
 
@@ -249,8 +249,3 @@ class Matcher:
         """The robot is told this in the next step, unless something else comes up."""
         robot.wire = job
         self._decisions[robot.name] = Decision(robot.name, job, reason)
-
-
-def _robots(job: JobRecord) -> int:
-    """How many may be given it now, at most."""
-    return sum(group.robots for group in job.groups)

@@ -155,6 +155,11 @@ class JobRecord:
     def alive(self) -> bool:
         return self.phase in (JobPhase.waiting, JobPhase.running)
 
+    @property
+    def fitting(self) -> int:
+        """How many robots may be given it now, at most."""
+        return sum(len(group.free) + len(group.runs) for group in self.groups)
+
     def rank(self, now_ns: int) -> tuple[int, int, int]:
         """Order among those that want a robot, lowest first. A job without an end grows older only while it has none,
         and comes after its equals."""
@@ -245,10 +250,6 @@ class Group:
         self.capabilities = capabilities
         self.free: dict[str, RobotRecord] = {}  # the longest idle first
         self.runs: dict[str, Assignment] = {}  # by robot, the newest last
-
-    @property
-    def robots(self) -> int:
-        return len(self.free) + len(self.runs)
 
     def update(self, robot: RobotRecord) -> None:
         """A robot of the group came, went, or has begun or ended some work."""

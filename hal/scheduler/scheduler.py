@@ -7,6 +7,7 @@ do of its unit, because it failed, was taken or was needed elsewhere, goes back 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Scheduler:
         self.balancer = TaskBalancer(counts)
         self._matcher = Matcher(leases, self.balancer, self._config)
         self._jobs, self._robots = self._matcher.jobs, self._matcher.robots
-        self._submitted = 0
+        self._numbers = count()  # of jobs
         self._indices = {name: index for index, name in enumerate(robots)}  # of seed partitions
 
     # --- jobs -----------------------------------------------------------------------------------------------------
@@ -66,8 +67,7 @@ class Scheduler:
         are (episodes, successes) of all of them.
         """
         if request.id not in self._jobs:
-            job = JobRecord(request, self._submitted, now_ns)
-            self._submitted += 1
+            job = JobRecord(request, next(self._numbers), now_ns)
             job.episodes, job.successes = counted
             self._matcher.add(job)
             for task, seed, success in done:
@@ -106,16 +106,16 @@ class Scheduler:
         `identity` tells its processes apart: a new one knows nothing of what the old one was told. Returns whether one
         took the place of another.
         """
-        robot, watch = self._robots.get(name), HealthWatch(now_ns, self._health)
-        known, anew = robot is not None, robot is not None and robot.identity != identity
-        if robot is None:
+        known, watch = name in self._robots, HealthWatch(now_ns, self._health)
+        if not known:
             index, group = self._indices.setdefault(name, len(self._indices)), self._matcher.group(name, capabilities)
-            robot = RobotRecord(name, index, capabilities, identity, watch, group)
-            self._robots[name] = robot
-        elif anew:
-            robot.watch, robot.job = watch, ""
+            self._robots[name] = RobotRecord(name, index, capabilities, identity, watch, group)
+        robot = self._robots[name]
         robot.seeds_spent = max(robot.seeds_spent, seeds_spent)
-        if known and not anew and robot.capabilities == capabilities:
+        anew = robot.identity != identity
+        if anew:
+            robot.watch, robot.job = watch, ""
+        elif known and robot.capabilities == capabilities:
             return False
         robot.capabilities, robot.identity = capabilities, identity
         if robot.assignment is not None:
@@ -124,7 +124,7 @@ class Scheduler:
         # It may still be on a job of an earlier time, which nobody counts any more.
         self._matcher.notify(robot, Job(REST, (), 0), "no job for it now")
         self._update_availability(robot, now_ns)
-        return known and anew
+        return anew
 
     def report(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot says how it is, which job it works on and how many episodes of it it has finished.
@@ -145,9 +145,8 @@ class Scheduler:
                 run.finished_ns = now_ns
         elif run.taken_up or now_ns - run.since_ns > self._config.take_up_s * 1e9:
             return
-        lease = self._leases.of(robot.name, now_ns)
-        if lease is not None and lease.number == run.wire.lease:
-            self._leases.renew(robot.name, lease.number, now_ns)
+        if self._leases.of(robot.name, now_ns) is not None:
+            self._leases.renew(robot.name, run.wire.lease, now_ns)
         if run.finished_ns is not None:
             late = now_ns - run.finished_ns > self._config.settle_s * 1e9
             if late or run.stored >= run.wire.episodes:
@@ -161,7 +160,7 @@ class Scheduler:
                 capabilities=robot.capabilities,
                 health=robot.watch.health,
                 reason=robot.watch.reason,
-                load=round(robot.watch.load.share(now_ns), 3),
+                load=round(robot.watch.load(now_ns), 3),
                 lease=self._leases.of(name, now_ns),
                 job=job_of(robot.job),
             )
@@ -169,13 +168,7 @@ class Scheduler:
         )
 
     def episode_done(
-        self,
-        name: str,
-        task: str,
-        success: bool | None,
-        now_ns: int,
-        seed: int,
-        source: str = EpisodeSource.online,
+        self, name: str, task: str, success: bool | None, now_ns: int, seed: int, source: str = EpisodeSource.online
     ) -> str:
         """An episode of the robot is stored; returns the id of the job it counts for, '' for none.
 
