@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,6 @@ from hal.interfaces.dynamics import ActionStateMapping, require_dimension
 from wire.errors import ConfigError, InvalidDataError
 from wire.types import CommandType, RobotSpec
 
-_REMEMBERED = 64
 _FLOAT32 = np.dtype(np.float32)
 _MORE = 1 + 1e-9
 
@@ -45,32 +45,23 @@ _MORE = 1 + 1e-9
 
 
 class _Bounds(NamedTuple):
-    """What a spec says of its actions: made once, for every tick asks for it."""
+    """What a spec says of its actions."""
 
-    spec: RobotSpec
     sides: tuple[tuple[float, float], ...]
     """low and high of each dimension, as float32 has them"""
     rest: tuple[float | None, ...]
     """what stops a delta or velocity, None for an absolute dimension"""
 
 
-_bounds: dict[int, _Bounds] = {}
-"""by the id of the spec that it holds; hashing a spec takes longer than limiting an action"""
-
-
+@lru_cache(64)
 def _bounds_of(spec: RobotSpec) -> _Bounds:
-    known = _bounds.get(id(spec))
-    if known is None:
-        sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
-        dimensions = zip(spec.action, sides, strict=True)
-        rest = tuple(
-            None if d.meaning is CommandType.absolute else min(max(0.0, low), high) for d, (low, high) in dimensions
-        )
-        known = _Bounds(spec, sides, rest)
-        if len(_bounds) >= _REMEMBERED:
-            _bounds.clear()
-        _bounds[id(spec)] = known
-    return known
+    """Made once: every tick asks for it."""
+    sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
+    dimensions = zip(spec.action, sides, strict=True)
+    rest = tuple(
+        None if d.meaning is CommandType.absolute else min(max(0.0, low), high) for d, (low, high) in dimensions
+    )
+    return _Bounds(sides, rest)
 
 
 def within_bounds(spec: RobotSpec, numbers: Sequence[float]) -> list[float]:
