@@ -122,7 +122,7 @@ class CameraSpec(msgspec.Struct, frozen=True):
     rate_hz: float
 
 
-class RobotSpec(msgspec.Struct, frozen=True):
+class RobotSpec(msgspec.Struct, frozen=True, cache_hash=True):
     """What a robot measures and accepts. Two robots with equal specs share one data stream."""
 
     embodiment: str

@@ -33,7 +33,7 @@ from benchmarks.scheduler.simulator import SECOND, Scenario, Scheduled, Schedule
 from benchmarks.scheduler.world import MEAN_DOWN_S, MEAN_UP_S, REPORT_S, SILENT, WorldSize, scenario
 from hal.resource.health import HealthConfig
 from hal.resource.lease import Priority
-from hal.scheduler.jobs import SchedulerConfig
+from hal.scheduler.records import SchedulerConfig
 from hal.scheduler.scheduler import Scheduler
 from wire.messages.fleet import JobKind
 

@@ -8,8 +8,8 @@ from benchmarks.scheduler.simulator import SECOND, SimulatedRobot
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthWatch
-from hal.scheduler.jobs import JobRecord, job_of
-from hal.scheduler.seeds import TRAINING_SEEDS
+from hal.scheduler.episodes import TRAINING_SEEDS
+from hal.scheduler.records import JobRecord, job_of
 from wire.messages.fleet import Capabilities, JobPhase, JobRequest, Requirement
 from wire.messages.gateway import EdgeStatus, Job
 

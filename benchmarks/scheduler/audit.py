@@ -67,6 +67,12 @@ class Audit(Leases):
         return lease
 
 
+def assigned(scheduler: Scheduler) -> dict[str, str]:
+    """The job of every robot that works on one, as the robots' records say."""
+    robots = scheduler._robots.values()
+    return {robot.name: robot.assignment.job.id for robot in robots if robot.assignment is not None}
+
+
 class Books:
     """Looks every so often whether every robot that a job counts as its own is leased to that job and to no other."""
 
@@ -83,6 +89,6 @@ class Books:
             return
         self._next_ns = now_ns + self._every_ns
         self.looks += 1
-        for robot, job in self._scheduler.assigned().items():
+        for robot, job in assigned(self._scheduler).items():
             lease = self._audit.of(robot)
             self.wrong += lease is None or lease.holder != job

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.scheduler.simulator import SECOND, Scenario, SimulatedRobot, available_ns
 from benchmarks.scheduler.world import work_s
 from hal.resource.capabilities import missing_requirements
-from hal.scheduler.jobs import SchedulerConfig
+from hal.scheduler.records import SchedulerConfig
 from wire.messages.fleet import Capabilities, Requirement
 
 INTERVAL_S = 30

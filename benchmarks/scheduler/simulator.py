@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from hal.scheduler.jobs import job_of
+from hal.scheduler.records import job_of
 from hal.scheduler.scheduler import Scheduler
 from wire.messages.fleet import Capabilities, JobRequest
 from wire.messages.gateway import EdgeStatus, Job

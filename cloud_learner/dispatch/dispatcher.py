@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _VIEW_PERIOD_NS = 200_000_000
 _RESEND_NS = 3_000_000_000
-"""a robot that works on something else than its job is sent the job again"""
+"""a robot that works on something else than its job is sent the job again so often; it may have missed it"""
 _EPISODES_REMEMBERED = 4096
 CALLS = ListFleet | SubmitJob | CancelJob | AcquireLease | RenewLease | ReleaseLease
 
@@ -61,7 +61,6 @@ class Dispatcher:
         self._specs: dict[str, RobotSpec] = {}
         self._assigned: dict[str, Job] = {}
         self._assigned_ns: dict[str, int] = {}
-        self._episodes: dict[str, str] = {}
         self._counted: deque[str] = deque(maxlen=_EPISODES_REMEMBERED)
         self._next_view_ns = 0
         kept, last_number = ledger.kept_leases()
@@ -131,11 +130,8 @@ class Dispatcher:
         self.operators.on_status(status, now_ns)
         self.clients.forward_status(status)
         assigned = self._assigned.get(robot)
-        if status.episode != self._episodes.get(robot):
-            self._episodes[robot] = status.episode
-            # An episode has begun or ended since: a job that arrived would have been taken up by now.
-            if assigned is not None and status.job != assigned.id and now_ns - self._assigned_ns[robot] > _RESEND_NS:
-                self._notify(robot, assigned, now_ns)
+        if assigned is not None and status.job != assigned.id and now_ns - self._assigned_ns[robot] > _RESEND_NS:
+            self._notify(robot, assigned, now_ns)
 
     def pinned_version(self, robot: str) -> int:
         """The policy version that `robot` is to keep for its job, 0 when it follows the newest."""

@@ -11,9 +11,8 @@ import msgspec
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.view import FleetView
-from hal.scheduler.jobs import Done
+from hal.scheduler.episodes import HELD_OUT_SEEDS
 from hal.scheduler.scheduler import Scheduler
-from hal.scheduler.seeds import HELD_OUT_SEEDS
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
@@ -59,7 +58,7 @@ class JobStore:
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
             counted = self._ledger.episodes_of_job(row.id)
-            done = [Done(one.task, one.seed, one.outcome == EpisodeOutcome.success) for one in counted]
+            done = [(one.task, one.seed, one.outcome == EpisodeOutcome.success) for one in counted]
             phase = row.phase
             if phase == JobPhase.waiting:
                 try:
@@ -73,7 +72,7 @@ class JobStore:
                     log.error("job '%s' is cancelled, for it cannot be taken up again: %s", row.id, error)
                     phase = JobPhase.cancelled
                     self._ledger.end_job(row.id, phase, self._wall_ns())
-            self._ended[row.id] = JobState(row.request, phase, (), len(done), sum(one.success for one in done))
+            self._ended[row.id] = JobState(row.request, phase, (), len(done), sum(won for *_, won in done))
         self.poll()
 
     def states(self) -> tuple[JobState, ...]:

@@ -223,10 +223,8 @@ class OperatorControl:
     def poll(self, now_ns: int) -> None:
         """A claim lasts until it is taken back: its lease lives on meanwhile."""
         for robot, number in list(self._lease_numbers.items()):
-            claim, lease = self._claims.get(robot), self._leases.of(robot, now_ns)
-            if claim is None:
-                del self._lease_numbers[robot]
-            elif lease is None or (lease.holder, lease.purpose) != claim.lease()[:2]:
+            claim, lease = self._claims[robot], self._leases.of(robot, now_ns)
+            if lease is None or (lease.holder, lease.purpose) != claim.lease()[:2]:
                 self._try_hold(robot, now_ns)
             elif lease.number == number and lease.expires_ns - now_ns < lease.ttl_ns // 2:
                 self._leases.renew(robot, number, now_ns)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from hal.resource.lease import ESTOP, Priority
-from hal.scheduler.seeds import HELD_OUT_SEEDS, held_out_seeds
+from hal.scheduler.episodes import HELD_OUT_SEEDS, held_out_seeds
 from wire.errors import ConfigError, RejectedError, suggest
 from wire.messages.fleet import JobKind, JobRequest
 from wire.transport.channel import PEER_SUFFIX

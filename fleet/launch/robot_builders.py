@@ -16,7 +16,8 @@ from fleet.launch.builders import THINKER, gateway_channel, limit_threads
 from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import CallLimits, run_driver_server
+from hal.driver_host.server import run_driver_server
+from hal.driver_host.watchdog import CallDeadline
 from hal.registry import make_operator, make_robot
 from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
@@ -106,9 +107,14 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     shutdown = ShutdownSignal()
     timeouts = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
-    limits = CallLimits(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
+    deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
     run_driver_server(
-        robot, run_directory / _HOST, lambda: shutdown.requested, recipe.loop.safety, operator=operator, limits=limits
+        robot,
+        run_directory / _HOST,
+        lambda: shutdown.requested,
+        recipe.loop.safety,
+        operator=operator,
+        deadline=deadline,
     )
 
 

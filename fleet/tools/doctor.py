@@ -21,9 +21,6 @@ from hal.registry import CAMERAS, ROBOTS, TELEOPERATORS, broken, known
 from wire.errors import ConfigError
 from wire.transport.shared_memory import memory_directory
 
-GENTLE_SCALE = 0.05
-"""share of the limits by which hardware is moved"""
-
 
 def examine(
     make: Callable[[], Robot],
@@ -49,8 +46,6 @@ def examine(
         return check_robot(
             make,
             task,
-            0,
-            scale=0.5 if simulated else GENTLE_SCALE,
             seeded=simulated,
             measure_s=seconds,
             move=move,

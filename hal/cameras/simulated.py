@@ -32,7 +32,7 @@ class PatternConfig(CameraConfig):
 
 
 class PatternCamera(ThreadedCamera):
-    """Keeps the `Camera` protocol: a bar that wanders, and the picture's number in its top row (`pattern_number`)."""
+    """Keeps the `Camera` protocol: a bar that wanders, and the picture's number in its top row."""
 
     def __init__(self, config: PatternConfig | None = None) -> None:
         """Only stores. Raises `ConfigError`."""
@@ -87,13 +87,6 @@ def pattern(height: int, width: int, number: int) -> np.ndarray:
     for bit in range(_COUNTED):
         image[: max(1, height // 16), bit * side : (bit + 1) * side] = 255 * (number >> bit & 1)
     return image
-
-
-def pattern_number(image: np.ndarray) -> int:
-    """Which picture of a pattern this is, modulo 65,536; also after JPEG or when it was shrunk."""
-    side = image.shape[1] // _COUNTED
-    row = image[max(1, image.shape[0] // 16) // 2, side // 2 :: side, :].mean(1)[:_COUNTED]
-    return int(sum(1 << bit for bit, value in enumerate(row) if value > 127))
 
 
 @dataclass(frozen=True, slots=True)

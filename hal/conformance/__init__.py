@@ -19,9 +19,7 @@ __all__ = ["CheckOutcome", "ConformanceReport", "Figure", "check_robot"]
 def check_robot(
     make: Callable[[], Robot],
     task: str,
-    seed: int = 0,
     ticks: int = 24,
-    scale: float = 0.5,
     seeded: bool = True,
     clock: Clock | None = None,
     *,
@@ -33,15 +31,14 @@ def check_robot(
     """Run every check on robots from `make`, each on a robot of its own.
 
     `print(check_robot(lambda: MyRobot(config), "task"))` says what came of it. It connects, resets and moves the robot
-    by `scale` of its limits: clear the workspace first.
+    over half of its limits: clear the workspace first.
 
-    `ticks`: control periods of a run; `scale`: share of the action limits used to move; `seeded`: False for a real
-    robot, whose scene no seed can rebuild; `clock`: the robot's (default: this computer's).
-    `measure_s`: also measure rates, latencies and the way to a standstill over so many seconds;
-    `move`: False connects and does no more; `gentle`: swing about the pose the robot stands in and never command a
-    limit; `notify` is called with the name of each check before it runs.
+    `ticks`: control periods of a run; `seeded`: False for a real robot, whose scene no seed can rebuild; `clock`: the
+    robot's (default: this computer's). `measure_s`: also measure rates, latencies and the way to a standstill over so
+    many seconds; `move`: False connects and does no more; `gentle`: swing a little about the pose the robot stands in
+    and never command a limit; `notify` is called with the name of each check before it runs.
     """
-    rules = Rules(make, task, seed, ticks, scale, seeded, clock or MonotonicClock(), move, gentle)
+    rules = Rules(make, task, ticks, seeded, clock or MonotonicClock(), move, gentle)
     checks = list(run_rules(make, rules.rules(), notify))
     figures: tuple[Figure, ...] = ()
     if measure_s and move:

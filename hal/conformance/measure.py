@@ -25,7 +25,7 @@ def measure(rules: Rules, seconds: float) -> tuple[Figure, ...]:
         began_ns = rules.clock.now_ns()
         robot.connect()
         connected_ns = rules.clock.now_ns()
-        robot.reset(rules.task, rules.seed)
+        robot.reset(rules.task, 0)
         figures = [
             Figure("connect", (connected_ns - began_ns) / 1e9, "s"),
             Figure("reset", (rules.clock.now_ns() - connected_ns) / 1e9, "s"),

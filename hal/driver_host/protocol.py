@@ -166,19 +166,12 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def set_receive_timeout(connection: socket.socket, duration_s: float) -> None:
-    """Have `connection`, which blocks, raise `BlockingIOError` when nothing comes for so long.
-
-    The kernel waits, not Python's `settimeout`, which costs a poll before each call.
-    """
-    connection.setblocking(True)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(duration_s))
-
-
-def timeval(duration_s: float) -> bytes:
-    """A time as the operating system takes it; no less than a microsecond, for 0 means no end."""
+def set_timeout(connection: socket.socket, option: int, duration_s: float) -> None:
+    """Have `connection` raise `BlockingIOError` after so long: SO_RCVTIMEO when nothing came, SO_SNDTIMEO when nothing
+    could be sent. The kernel waits, not Python's `settimeout`, which costs a poll before each call."""
+    # No less than a microsecond, for 0 means no end.
     microseconds = max(1, round(duration_s * 1e6))
-    return struct.pack("@ll", *divmod(microseconds, 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *divmod(microseconds, 1_000_000)))
 
 
 def peer_pid(connection: socket.socket) -> int:

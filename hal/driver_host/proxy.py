@@ -18,9 +18,8 @@ from hal.driver_host.protocol import (
     Reply,
     decode_error,
     new_socket,
-    set_receive_timeout,
+    set_timeout,
     socket_address,
-    timeval,
 )
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import limit_action
@@ -172,8 +171,8 @@ class RobotProxy:
                     ) from error
             self.meanwhile()
             time.sleep(0.02)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(self._call_s))
-        set_receive_timeout(connection, min(_SLICE_S, self._call_s))
+        set_timeout(connection, socket.SO_SNDTIMEO, self._call_s)
+        set_timeout(connection, socket.SO_RCVTIMEO, min(_SLICE_S, self._call_s))
         self._socket, self._blocked = connection, False
         try:
             reply = self._call("attach", max(0.1, deadline_s - time.monotonic()))

@@ -33,9 +33,8 @@ from hal.driver_host.protocol import (
     error_text,
     listen,
     peer_pid,
-    set_receive_timeout,
 )
-from hal.driver_host.watchdog import CallDeadline, CallLimits, CommandWatchdog
+from hal.driver_host.watchdog import CallDeadline, CommandWatchdog
 from hal.interfaces.robot import (
     Feedback,
     Robot,
@@ -71,7 +70,7 @@ class DriverServer:
         path: Path,
         safety: SafetyLimits | None = None,
         operator: Teleoperator | None = None,
-        limits: CallLimits | None = None,
+        deadline: CallDeadline | None = None,
     ) -> None:
         """Listens at `path`, beside which its frames lie: choose a directory in memory.
 
@@ -83,13 +82,11 @@ class DriverServer:
         self._operator = operator
         self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
         self._watchdog = CommandWatchdog(robot.spec.period_ns)
-        self._deadline = CallDeadline(limits)
+        self._deadline = deadline or CallDeadline()
         self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._held_ticks = 0
         self._fault = self._traced_fault = ""
-        self._listen_s = min(_STEP_S, robot.spec.period_ns / 1e9)
-        self._next_poll_ns = 0
         self._ahead: DriverRequest | None = None
         """the command whose `read_at_ns` is to come"""
         self._packet = memoryview(bytearray(PACKET_BYTES))
@@ -112,17 +109,6 @@ class DriverServer:
         wait_s = min(_STEP_S, self._watchdog.left_s(now_ns))
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
-        if self._control is not None and wait_s >= self._listen_s and now_ns < self._next_poll_ns:
-            # Control commands in every period: nobody else needs to be looked for between two of its requests.
-            self._answer(self._control)
-        else:
-            self._next_poll_ns = now_ns + round(_STEP_S * 1e9)
-            self._poll(wait_s)
-        if self._watchdog.left_s(time.monotonic_ns()) == 0:
-            self._hold()
-
-    def _poll(self, wait_s: float) -> None:
-        """Whether control asks, or somebody knocks, within `wait_s`."""
         sockets = [self._listener] if self._control is None else [self._control, self._listener]
         ready, _, _ = select.select(sockets, [], [], wait_s)
         if self._control is not None and self._control in ready:
@@ -132,6 +118,8 @@ class DriverServer:
         # After control was answered: one that has just died makes room for the one that knocks.
         if self._listener in ready:
             self._accept()
+        if self._watchdog.left_s(time.monotonic_ns()) == 0:
+            self._hold()
 
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
@@ -157,7 +145,6 @@ class DriverServer:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        set_receive_timeout(connection, self._listen_s)
         pid = peer_pid(connection)
         if self._control is not None:
             text = f"{self._what} at {self._path} is in the hands of process {self._pid}; end that one first."
@@ -171,11 +158,7 @@ class DriverServer:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            try:
-                size = connection.recv_into(self._packet)
-            except BlockingIOError:
-                # Control asked nothing for a period.
-                return
+            size = connection.recv_into(self._packet)
             if not size:
                 raise ConnectionResetError("the connection was closed")
             request = _decode(self._packet[:size])
@@ -356,16 +339,16 @@ def run_driver_server(
     stop: Callable[[], bool],
     safety: SafetyLimits | None = None,
     operator: Teleoperator | None = None,
-    limits: CallLimits | None = None,
+    deadline: CallDeadline | None = None,
 ) -> None:
     """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
     Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
-    A control process that is still there then gets `GRACE_S` to end by itself. With `limits` this process ends, with a
-    trace in its log and exit status 1, when the driver blocks for longer. Raises as `DriverServer`.
+    A control process that is still there then gets `GRACE_S` to end by itself. When the driver blocks for longer than
+    `deadline` this process ends, with a trace in its log and exit status 1. Raises as `DriverServer`.
     """
-    server = DriverServer(robot, path, safety, operator, limits)
+    server = DriverServer(robot, path, safety, operator, deadline)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()

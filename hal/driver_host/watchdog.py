@@ -6,46 +6,36 @@ import contextlib
 import faulthandler
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 _RENEW_S = 0.5
 _TIMEOUT_TICKS = 2
 """control periods without a command after which hold is due"""
 
 
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """How long a driver may block before its process ends itself, so that a new one can begin."""
-
-    quick_s: float = 5.0
-    """a read, a write or a proposal of the scripted operator"""
-    slow_s: float = 65.0
-    """connect, reset and close"""
-
-
 class CallDeadline:
     """Ends this process, with a trace of where it was on standard error and exit status 1, when a driver blocks.
 
     Nothing in Python can be counted on then, for the driver may hold the interpreter: `faulthandler` watches from
-    outside. Without `limits` it does nothing.
+    outside.
     """
 
-    def __init__(self, limits: CallLimits | None) -> None:
-        self._limits = limits
+    def __init__(self, quick_s: float = 0.0, slow_s: float = 0.0) -> None:
+        """How long may pass between two calls of `renew`, and in what is `slow`; 0: as long as it takes."""
+        self._quick_s, self._slow_s = quick_s, slow_s
         self._renewed_s = 0.0
 
     def renew(self) -> None:
         """This process goes on; to be called at least once a second."""
         now_s = time.monotonic()
-        if self._limits is not None and now_s - self._renewed_s > _RENEW_S:
+        if self._quick_s and now_s - self._renewed_s > _RENEW_S:
             self._renewed_s = now_s
-            faulthandler.dump_traceback_later(self._limits.quick_s + _RENEW_S, exit=True)
+            faulthandler.dump_traceback_later(self._quick_s + _RENEW_S, exit=True)
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
         """What happens meanwhile may take longer."""
-        if self._limits is not None:
-            faulthandler.dump_traceback_later(self._limits.slow_s, exit=True)
+        if self._slow_s:
+            faulthandler.dump_traceback_later(self._slow_s, exit=True)
         try:
             yield
         finally:
@@ -54,7 +44,7 @@ class CallDeadline:
 
     def cancel(self) -> None:
         """Nothing is watched any more."""
-        if self._limits is not None:
+        if self._quick_s:
             faulthandler.cancel_dump_traceback_later()
 
 

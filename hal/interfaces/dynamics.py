@@ -54,26 +54,26 @@ class SpecMotion:
     control period.
     """
 
-    def __init__(self, spec: RobotSpec, couplings: Sequence[ActionStateMapping] | None = None) -> None:
-        """Without `couplings`, action and state dimensions of one name belong together.
+    def __init__(self, spec: RobotSpec, mappings: Sequence[ActionStateMapping] | None = None) -> None:
+        """Without `mappings`, action and state dimensions of one name belong together.
 
         Raises `ConfigError` for a name the spec has not, or a state dimension that two actions move.
         """
         actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
-        if couplings is None:
-            couplings = [ActionStateMapping(name, name) for name in actions if name in states]
-        for coupling in couplings:
-            require_dimension(f"motion of '{spec.embodiment}': an action", coupling.action, actions)
-            require_dimension(f"motion of '{spec.embodiment}': a state", coupling.state, states)
-        moved = [coupling.state for coupling in couplings]
+        if mappings is None:
+            mappings = [ActionStateMapping(name, name) for name in actions if name in states]
+        for mapping in mappings:
+            require_dimension(f"motion of '{spec.embodiment}': an action", mapping.action, actions)
+            require_dimension(f"motion of '{spec.embodiment}': a state", mapping.state, states)
+        moved = [mapping.state for mapping in mappings]
         if len(set(moved)) < len(moved):
             raise ConfigError(f"motion of '{spec.embodiment}': a state dimension is moved by two actions: {moved}.")
-        self._from = np.array([actions.index(c.action) for c in couplings], int)
-        self._to = np.array([states.index(c.state) for c in couplings], int)
+        self._from = np.array([actions.index(c.action) for c in mappings], int)
+        self._to = np.array([states.index(c.state) for c in mappings], int)
         meanings = [spec.action[i].meaning for i in self._from]
         period_s = spec.period_ns / 1e9
         gains = [
-            c.gain * (period_s if m is CommandType.velocity else 1.0) for c, m in zip(couplings, meanings, strict=True)
+            c.gain * (period_s if m is CommandType.velocity else 1.0) for c, m in zip(mappings, meanings, strict=True)
         ]
         self._axes = [
             (meaning is CommandType.absolute, gain, spec.state[i].low, spec.state[i].high)

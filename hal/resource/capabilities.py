@@ -23,9 +23,8 @@ def capabilities_of(spec: RobotSpec, tasks: Sequence[str] = (), site: str = "") 
     )
 
 
-def missing_requirements(requirement: Requirement, name: str, capabilities: Capabilities) -> str:
-    """What the robot `name` lacks for `requirement`, with the field named; '' when it fits."""
-    need, have = requirement, capabilities
+def missing_requirements(need: Requirement, name: str, have: Capabilities) -> str:
+    """What the robot `name`, which offers `have`, lacks for `need`, with the field named; '' when it fits."""
     if need.robots and name not in need.robots:
         return f"robots: '{name}' is not one of {_list(need.robots)}"
     if need.embodiment and need.embodiment != have.embodiment:

@@ -9,9 +9,7 @@ from enum import StrEnum
 from wire.messages.gateway import EdgeStatus
 from wire.types import Mode
 
-_BUCKET_NS, _BUCKETS = 5_000_000_000, 12
-_LONGEST_NS = 1_000_000_000
-"""time a report may count for: nobody knows what a silent robot does"""
+_LOAD_NS = 60_000_000_000
 _WORKING = (Mode.policy, Mode.script, Mode.human, Mode.reset)
 
 
@@ -70,35 +68,17 @@ class HealthConfig:
     """reasons to hold that say nothing about the robot"""
 
 
-class _Load:
-    """Share of the last minute in which a robot worked."""
-
-    def __init__(self, now_ns: int) -> None:
-        self._buckets: deque[tuple[int, int, int]] = deque([(now_ns // _BUCKET_NS, 0, 0)], maxlen=_BUCKETS)
-        """(number of the bucket, time worked, time passed)"""
-
-    def note(self, works: bool, since_ns: int, now_ns: int) -> None:
-        """From the last report, at `since_ns`, until now it worked, or not."""
-        spent_ns, number = min(now_ns - since_ns, _LONGEST_NS), now_ns // _BUCKET_NS
-        _, worked, passed = self._buckets.pop() if self._buckets[-1][0] == number else (number, 0, 0)
-        self._buckets.append((number, worked + works * spent_ns, passed + spent_ns))
-
-    def share(self, now_ns: int) -> float:
-        recent = [bucket for bucket in self._buckets if bucket[0] > now_ns // _BUCKET_NS - _BUCKETS]
-        return sum(worked for _, worked, _ in recent) / max(1, sum(passed for *_, passed in recent))
-
-
 class HealthWatch:
     """One robot's health. Times are of one clock that does not go back."""
 
     def __init__(self, now_ns: int, config: HealthConfig | None = None) -> None:
         self._config = config or HealthConfig()
         self._status: EdgeStatus | None = None
-        self._unwell_ns: int | None = None
-        self._well_ns: int | None = None
+        self._well = True
+        self._steady_ns = now_ns  # since then it has been well, or unwell, without a break
         self._drained = 0
         self.heard_ns = now_ns
-        self.load = _Load(now_ns)
+        self._reports: deque[tuple[int, bool]] = deque(maxlen=600)  # when, and whether it worked; more than a minute's
         self.health = RobotHealth.starting
         self.reason = "has not reported yet"
         self.since_ns = now_ns
@@ -107,15 +87,11 @@ class HealthWatch:
         """It reported; whether that changed its health or the reason."""
         before, silent_s = (self.health, self.reason), (now_ns - self.heard_ns) / 1e9
         complaint = self._complaint(status)
-        late = self._status is not None and silent_s > self._config.late_after_s
-        self.load.note(status.mode in _WORKING, self.heard_ns, now_ns)
+        well, late = not complaint, self._status is None or silent_s > self._config.late_after_s
+        self._reports.append((now_ns, status.mode in _WORKING))
         self._status, self.heard_ns = status, now_ns
-        if complaint:
-            self._unwell_ns = now_ns if self._unwell_ns is None else self._unwell_ns
-            self._well_ns = None
-        else:
-            self._unwell_ns = None
-            self._well_ns = now_ns if self._well_ns is None or late else self._well_ns
+        if well != self._well or (well and late):
+            self._well, self._steady_ns = well, now_ns
         if status.mode == Mode.estop:
             self._become(RobotHealth.stopped, complaint, now_ns)
         else:
@@ -131,6 +107,11 @@ class HealthWatch:
             self._become(RobotHealth.degraded, "reports late", now_ns)
         return (self.health, self.reason) != before
 
+    def load(self, now_ns: int) -> float:
+        """Share of its reports of the last minute in which it worked."""
+        recent = [works for time_ns, works in self._reports if time_ns > now_ns - _LOAD_NS]
+        return sum(recent) / max(1, len(recent))
+
     def _judge(self, complaint: str, silent_s: float, now_ns: int) -> None:
         """What the time it has been silent, well or unwell makes of it."""
         config = self._config
@@ -139,20 +120,20 @@ class HealthWatch:
             self._become(health, f"back after {silent_s:.0f} s of silence", now_ns)
         elif self.health is RobotHealth.starting:
             self._become(RobotHealth.ready, "", now_ns)
-        if self._unwell_ns is not None:
-            unwell_s = (now_ns - self._unwell_ns) / 1e9
-            if self.health is RobotHealth.draining or unwell_s >= config.drain_after_s:
+        steady_s = (now_ns - self._steady_ns) / 1e9
+        if not self._well:
+            if self.health is RobotHealth.draining or steady_s >= config.drain_after_s:
                 self._become(RobotHealth.draining, complaint, now_ns)
-            elif unwell_s >= config.degrade_after_s and self.health is not RobotHealth.stopped:
+            elif steady_s >= config.degrade_after_s and self.health is not RobotHealth.stopped:
                 self._become(RobotHealth.degraded, complaint, now_ns)
         elif self.health is RobotHealth.ready:
             if now_ns - self.since_ns >= config.forget_s * 1e9:
                 self._drained = 0
-        elif self._well_ns is not None:
+        else:
             needed_s = config.recover_s
             if self.health is RobotHealth.draining:
                 needed_s = min(config.longest_steady_s, config.steady_s * 2 ** (min(self._drained, 32) - 1))
-            if now_ns - self._well_ns >= needed_s * 1e9:
+            if steady_s >= needed_s:
                 self._become(RobotHealth.ready, "", now_ns)
 
     def _become(self, health: RobotHealth, reason: str, now_ns: int) -> None:

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import msgspec
 
-from wire.errors import ConfigError, RejectedError
+from wire.errors import RejectedError
 from wire.types import Lease
 
 
@@ -38,7 +38,6 @@ class Leases:
         """of the newest lease; keep it over a restart"""
         self._held: dict[str, Lease] = {}
         self._ended: list[Lease] = []
-        self._look_ns = 0  # none runs out before
 
     def acquire(
         self, robot: str, holder: str, purpose: str, priority: int, ttl_ns: int, now_ns: int
@@ -46,10 +45,8 @@ class Leases:
         """A new lease of `robot`, and the one that ended for it.
 
         The holder itself may ask again: its old lease ends without a preemption. Raises `RejectedError` when another
-        holds the robot with the same priority or a higher one, `ConfigError` for a time to live that is not positive.
+        holds the robot with the same priority or a higher one.
         """
-        if ttl_ns <= 0:
-            raise ConfigError(f"a lease of robot '{robot}': ttl is {ttl_ns / 1e9:g} s; give more than 0.")
         held = self.of(robot, now_ns)
         if held is None and robot in self._held:
             # It ran out just now and nobody has asked yet: whoever asks for the ended ones still hears of it.
@@ -62,17 +59,13 @@ class Leases:
             )
         self.last_number += 1
         lease = Lease(robot, holder, purpose, int(priority), now_ns + ttl_ns, self.last_number, ttl_ns)
-        self._hold(lease)
+        self._held[robot] = lease
         return lease, held if held is not None and held.holder != holder else None
 
     def restore(self, lease: Lease) -> None:
         """A lease from before a restart runs on."""
         self.last_number = max(self.last_number, lease.number)
-        self._hold(lease)
-
-    def _hold(self, lease: Lease) -> None:
         self._held[lease.robot] = lease
-        self._look_ns = min(self._look_ns, lease.expires_ns)
 
     def renew(self, robot: str, number: int, now_ns: int) -> Lease:
         """The lease runs for its time to live from now. Raises `RejectedError` when it has ended, or for another
@@ -91,11 +84,10 @@ class Leases:
 
     def expire(self, now_ns: int) -> list[Lease]:
         """The leases that ran out since the last call, in the order of their numbers."""
-        if now_ns >= self._look_ns:
-            self._ended += [lease for lease in self._held.values() if lease.expires_ns <= now_ns]
-            self._held = {robot: lease for robot, lease in self._held.items() if lease.expires_ns > now_ns}
-            self._look_ns = min((lease.expires_ns for lease in self._held.values()), default=now_ns)
-        ended, self._ended = sorted(self._ended, key=lambda lease: lease.number), []
+        over = [lease for lease in self._held.values() if lease.expires_ns <= now_ns]
+        for lease in over:
+            del self._held[lease.robot]
+        ended, self._ended = sorted([*self._ended, *over], key=lambda lease: lease.number), []
         return ended
 
     def of(self, robot: str, now_ns: int | None = None) -> Lease | None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,6 @@ from hal.interfaces.dynamics import ActionStateMapping, require_dimension
 from wire.errors import ConfigError, InvalidDataError
 from wire.types import CommandType, RobotSpec
 
-_REMEMBERED = 64
 _FLOAT32 = np.dtype(np.float32)
 _MORE = 1 + 1e-9
 
@@ -45,32 +45,23 @@ _MORE = 1 + 1e-9
 
 
 class _Bounds(NamedTuple):
-    """What a spec says of its actions: made once, for every tick asks for it."""
+    """What a spec says of its actions."""
 
-    spec: RobotSpec
     sides: tuple[tuple[float, float], ...]
     """low and high of each dimension, as float32 has them"""
     rest: tuple[float | None, ...]
     """what stops a delta or velocity, None for an absolute dimension"""
 
 
-_bounds: dict[int, _Bounds] = {}
-"""by the id of the spec that it holds; hashing a spec takes longer than limiting an action"""
-
-
+@lru_cache(64)
 def _bounds_of(spec: RobotSpec) -> _Bounds:
-    known = _bounds.get(id(spec))
-    if known is None:
-        sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
-        dimensions = zip(spec.action, sides, strict=True)
-        rest = tuple(
-            None if d.meaning is CommandType.absolute else min(max(0.0, low), high) for d, (low, high) in dimensions
-        )
-        known = _Bounds(spec, sides, rest)
-        if len(_bounds) >= _REMEMBERED:
-            _bounds.clear()
-        _bounds[id(spec)] = known
-    return known
+    """Made once: every tick asks for it."""
+    sides = tuple(zip(spec.action_low().tolist(), spec.action_high().tolist(), strict=True))
+    dimensions = zip(spec.action, sides, strict=True)
+    rest = tuple(
+        None if d.meaning is CommandType.absolute else min(max(0.0, low), high) for d, (low, high) in dimensions
+    )
+    return _Bounds(sides, rest)
 
 
 def within_bounds(spec: RobotSpec, numbers: Sequence[float]) -> list[float]:
@@ -232,19 +223,19 @@ def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
 
 
 class SafetyLimiter:
-    """One robot's guard with the memory of its speed, for a loop:
+    """The limits of one robot, with the memory of its speed, for a loop:
 
     `action = safety.limit(wanted, executed, state); done = robot.write(action).executed; safety.note(done, executed)`.
     """
 
     def __init__(self, spec: RobotSpec, limits: SafetyLimits) -> None:
         """Raises `ConfigError` as `compile_limits`."""
-        self.guard = compile_limits(spec, limits)
+        self.compiled = compile_limits(spec, limits)
         self.reset()
 
     def reset(self) -> None:
         """The robot stands still."""
-        self._speeds = [0.0] * self.guard.spec.action_dim
+        self._speeds = [0.0] * self.compiled.spec.action_dim
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: what comes nearest to `action` within all limits, as a new array.
@@ -253,18 +244,18 @@ class SafetyLimiter:
         velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
         for an action that is no number or has another shape.
         """
-        return self._limited(limit_numbers(self.guard.spec, action), executed, state)
+        return self._limited(limit_numbers(self.compiled.spec, action), executed, state)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
 
         Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
         """
-        return self._limited(hold_numbers(self.guard.spec, executed), executed, state)
+        return self._limited(hold_numbers(self.compiled.spec, executed), executed, state)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
         """`action` is what the robot just did, whoever asked for it, `executed` what it did before; float32[da]."""
-        self._speeds = speeds_of(self.guard, action.tolist(), executed.tolist())
+        self._speeds = speeds_of(self.compiled, action.tolist(), executed.tolist())
 
     @property
     def still(self) -> bool:
@@ -273,25 +264,25 @@ class SafetyLimiter:
 
     def _limited(self, wanted: list[float], executed: np.ndarray, state: np.ndarray | None) -> np.ndarray:
         measured = state.tolist() if state is not None else None
-        return np.array(limited_numbers(self.guard, wanted, executed.tolist(), self._speeds, measured), np.float32)
+        return np.array(limited_numbers(self.compiled, wanted, executed.tolist(), self._speeds, measured), np.float32)
 
 
-def speeds_of(guard: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
+def speeds_of(compiled: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
     """How fast each dimension moves with `action` after `executed`."""
-    pairs = zip(guard.axes, action, executed, strict=True)
+    pairs = zip(compiled.axes, action, executed, strict=True)
     return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
 
 
 def limited_numbers(
-    guard: CompiledLimits,
+    compiled: CompiledLimits,
     wanted: list[float],
     executed: Sequence[float],
     speeds: Sequence[float],
     measured: Sequence[float] | None,
 ) -> list[float]:
     """`SafetyLimiter.limit` as plain numbers that float32 has; `wanted`: of `limit_numbers` or `hold_numbers`."""
-    chosen, period_s = [], guard.period_s
-    for i, axis in enumerate(guard.axes):
+    chosen, period_s = [], compiled.period_s
+    for i, axis in enumerate(compiled.axes):
         target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf
         if axis.absolute:
             origin, down, up = executed[i], max(executed[i] - axis.low, 0.0), max(axis.high - executed[i], 0.0)
@@ -311,7 +302,7 @@ def limited_numbers(
         ):
             target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
         chosen.append(target)
-    return chosen if chosen == wanted else within_bounds(guard.spec, chosen)
+    return chosen if chosen == wanted else within_bounds(compiled.spec, chosen)
 
 
 def _nearest_allowed(
@@ -367,17 +358,17 @@ def _grain(size: np.ndarray | float) -> np.ndarray:
 
 
 def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[WorkspaceLimit]:
-    for coupling in limits.moves:
-        require_dimension(f"{what}: moves", coupling.action, actions)
-        require_dimension(f"{what}: moves", coupling.state, states)
-        if not (np.isfinite(coupling.gain) and coupling.gain):
-            raise ConfigError(f"{what}: '{coupling.action}' moves '{coupling.state}' by {coupling.gain}; give a gain.")
+    for mapping in limits.moves:
+        require_dimension(f"{what}: moves", mapping.action, actions)
+        require_dimension(f"{what}: moves", mapping.state, states)
+        if not (np.isfinite(mapping.gain) and mapping.gain):
+            raise ConfigError(f"{what}: '{mapping.action}' moves '{mapping.state}' by {mapping.gain}; give a gain.")
     walls = []
     for name, (low, high) in limits.workspace.items():
         require_dimension(f"{what}: workspace", name, states)
         if not low < high:
             raise ConfigError(f"{what}: workspace of '{name}' from {low} to {high} is empty.")
-        moving = [coupling for coupling in limits.moves if coupling.state == name]
+        moving = [mapping for mapping in limits.moves if mapping.state == name]
         if not moving and name in actions:
             moving = [ActionStateMapping(name, name)]
         if not moving:

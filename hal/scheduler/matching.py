@@ -7,60 +7,26 @@ free looks at jobs in their order until one fits, and a job that comes at the gr
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 
 from hal.resource.capabilities import missing_requirements, satisfies
-from hal.resource.health import HealthWatch
 from hal.resource.lease import Leases
-from hal.scheduler.jobs import REST, Assignment, Decision, JobRecord, SchedulerConfig, job_of
-from hal.scheduler.seeds import training_seeds
-from hal.scheduler.tasks import TaskBalancer
+from hal.scheduler.episodes import TaskBalancer, training_seeds
+from hal.scheduler.records import (
+    REST,
+    Assignment,
+    Decision,
+    Group,
+    JobRecord,
+    RobotRecord,
+    SchedulerConfig,
+    job_of,
+)
 from wire.messages.fleet import Capabilities, JobPhase
 from wire.messages.gateway import Job
-
-
-@dataclass(slots=True, eq=False)
-class SchedulableRobot:
-    """A robot, here or not."""
-
-    name: str
-    index: int  # of its seed partition
-    seeds_spent: int = 0  # training seeds it has used
-    capabilities: Capabilities | None = None  # None: it was never here, like its group
-    identity: str = ""  # of its process
-    watch: HealthWatch = field(default_factory=lambda: HealthWatch(0))
-    job: str = ""  # what it says that it works on
-    group: Group | None = None
-    available: bool = False  # may be given work
-    assignment: Assignment | None = None
-    before: Assignment | None = None  # what it did before; episodes of it may still come
-    wire: Job | None = None  # the last job it was told
-
-
-class Group:
-    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
-
-    def __init__(self, name: str, capabilities: Capabilities) -> None:
-        self.name = name
-        self.capabilities = capabilities
-        self.free: dict[str, SchedulableRobot] = {}  # the longest idle first
-        self.runs: dict[str, Assignment] = {}  # by robot, the newest last
-
-    @property
-    def robots(self) -> int:
-        return len(self.free) + len(self.runs)
-
-    def update(self, robot: SchedulableRobot) -> None:
-        """A robot of the group came, went, or has begun or ended some work."""
-        self.free.pop(robot.name, None)
-        self.runs.pop(robot.name, None)
-        if robot.available and robot.assignment is None:
-            self.free[robot.name] = robot
-        elif robot.available and robot.assignment is not None:
-            self.runs[robot.name] = robot.assignment
 
 
 class Matcher:
@@ -71,10 +37,11 @@ class Matcher:
         self._balancer = balancer
         self._config = config
         self._aging_ns = round(config.aging_s * 1e9)
-        self.robots: dict[str, SchedulableRobot] = {}
+        self.robots: dict[str, RobotRecord] = {}
+        self.jobs: dict[str, JobRecord] = {}  # those that are alive, and some that have ended
         self._groups: dict[tuple[str, Capabilities], Group] = {}
+        self._ended: deque[str] = deque()
         self._asked: set[str] = set()  # names of robots that jobs ask for
-        self._alive: dict[str, JobRecord] = {}
         self._standing: dict[str, JobRecord] = {}  # those without an end
         self._waiting: list[JobRecord] = []  # those with an end that may want a robot, the most urgent first
         self._open: dict[Group, None] = {}  # in which a robot became free or a job came to wait
@@ -83,28 +50,23 @@ class Matcher:
         self._look_ns = 0  # when jobs that wait behind others without an end are looked at next
         self._decisions: dict[str, Decision] = {}
 
-    def robot(self, name: str) -> SchedulableRobot:
-        """The robot of this name; a new one gets the next seed partition."""
-        return self.robots.setdefault(name, SchedulableRobot(name, len(self.robots)))
-
-    def regroup(self, robot: SchedulableRobot, available: bool) -> None:
-        """Put a robot that is here among those like it, again after whatever changed."""
-        assert robot.capabilities is not None
-        group = self._group(robot.name, robot.capabilities)
+    def regroup(self, robot: RobotRecord, available: bool) -> None:
+        """Put a robot among those like it, again after whatever changed."""
+        group = self.group(robot.name, robot.capabilities)
         if (group, available) == (robot.group, robot.available):
             return
-        if robot.group is not None:
-            robot.available = False
-            robot.group.update(robot)
+        robot.available = False
+        robot.group.update(robot)
         robot.group, robot.available = group, available
         group.update(robot)
         self._open[group] = None
 
-    def _group(self, name: str, capabilities: Capabilities) -> Group:
+    def group(self, name: str, capabilities: Capabilities) -> Group:
+        """Of a robot of this name."""
         key = (name if name in self._asked else "", capabilities)
         if key not in self._groups:
             self._groups[key] = Group(*key)
-            for job in self._alive.values():
+            for job in self.jobs.values():
                 self._meet(job, self._groups[key])
         return self._groups[key]
 
@@ -121,16 +83,15 @@ class Matcher:
         for name in job.request.requirement.robots:
             if name not in self._asked:
                 self._asked.add(name)
-                robot = self.robots.get(name)
-                if robot is not None and robot.group is not None:
+                if (robot := self.robots.get(name)) is not None:
                     self.regroup(robot, robot.available)
-        self._alive[job.id] = job
+        self.jobs[job.id] = job
         if job.standing:
             self._standing[job.id] = job
         for group in self._groups.values():
             self._meet(job, group)
-        everyone = sum(group.robots for group in self._groups.values())
-        scarce = 1 - _robots(job) / everyone if everyone and not job.standing else 0.0
+        everyone = sum(robot.available for robot in self.robots.values())
+        scarce = 1 - job.fitting / everyone if everyone and not job.standing else 0.0
         job.ahead_ns = job.priority * self._aging_ns + round(scarce * self._config.scarce_s * 1e9)
         job.urgency_ns = job.submitted_ns - job.ahead_ns
         self._wait(job)
@@ -140,9 +101,12 @@ class Matcher:
         job.phase = phase
         for run in list(job.assignments.values()):
             self.end(run, f"job '{job.id}' is {phase}", now_ns)
-        for jobs in (self._alive, self._standing, self._new):
-            jobs.pop(job.id, None)
+        self._standing.pop(job.id, None)
+        self._new.pop(job.id, None)
         self._requeue(job)
+        self._ended.append(job.id)
+        if len(self._ended) > self._config.kept:
+            del self.jobs[self._ended.popleft()]
 
     def _wait(self, job: JobRecord) -> None:
         """The job may want a robot again."""
@@ -204,17 +168,9 @@ class Matcher:
 
     def _weakest(self, job: JobRecord, now_ns: int) -> Assignment | None:
         """What gives way to a job first."""
-        urgency_ns = job.rank(now_ns)[0]
-        groups = (group for group, tasks in job.groups.items() if job.wants(tasks))
-        found = []
-        for run in (run for group in groups for run in reversed(group.runs.values())):
-            if run.job.standing:
-                yields = run.yields_to(job, now_ns, self._aging_ns)
-            else:
-                # Who has waited for it does not lose it to who has waited less.
-                yields = run.job.priority < job.priority and urgency_ns < run.urgency_ns
-            if yields:
-                found.append(run)
+        groups = [group for group, tasks in job.groups.items() if job.wants(tasks)]
+        runs = (run for group in groups for run in reversed(group.runs.values()))
+        found = (run for run in runs if run.yields_to(job, now_ns, self._aging_ns))
         return min(found, key=lambda run: run.rank(now_ns), default=None)
 
     def _make_room(self, group: Group, stuck: set[Group], now_ns: int) -> bool:
@@ -234,16 +190,15 @@ class Matcher:
 
     # --- assignments ----------------------------------------------------------------------------------------------
 
-    def _begin(self, robot: SchedulableRobot, job: JobRecord, reason: str, now_ns: int) -> None:
+    def _begin(self, robot: RobotRecord, job: JobRecord, reason: str, now_ns: int) -> None:
         """The robot works on the job from now on."""
-        assert robot.group is not None
         ttl_ns = round(self._config.ttl_s * 1e9)
         lease, _ = self._leases.acquire(robot.name, job.id, job.request.kind, job.priority, ttl_ns, now_ns)
         task, seeds, wire = self._unit(robot, job, job.groups[robot.group], lease.number)
         waited_ns = now_ns - job.ahead_ns - job.rank(now_ns)[0]
         kept_until_ns = now_ns + self._aging_ns if job.standing and waited_ns >= self._aging_ns else 0
         taken_up = robot.wire is not None and robot.wire.id == wire.id
-        run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up)
+        run = Assignment(job, robot, task, seeds, wire, now_ns, kept_until_ns, taken_up, job.urgency_ns)
         job.phase = JobPhase.running
         job.urgency_ns = now_ns - job.ahead_ns
         job.assignments[robot.name] = robot.assignment = run
@@ -252,9 +207,7 @@ class Matcher:
         self._left -= 1
         self.notify(robot, wire, reason)
 
-    def _unit(
-        self, robot: SchedulableRobot, job: JobRecord, tasks: tuple[str, ...], lease: int
-    ) -> tuple[str, range, Job]:
+    def _unit(self, robot: RobotRecord, job: JobRecord, tasks: tuple[str, ...], lease: int) -> tuple[str, range, Job]:
         """What the robot is to do of the job, (task, seeds), and how it is told so."""
         last, before, request = robot.wire, robot.before, job.request
         cycle = self._balancer.cycle(tasks, robot.index)
@@ -267,7 +220,7 @@ class Matcher:
             # An episode that runs now is not counted yet, and its seed is not to be used again.
             robot.seeds_spent += 1
         seeds = training_seeds(robot.index, robot.seeds_spent)
-        task, seeds = job.work.pop(tasks, request.robots or _robots(job), seeds)
+        task, seeds = job.work.pop(tasks, request.robots or job.fitting, seeds)
         id, cycle = f"{job.id}/{lease}", (task,) if task else cycle
         return task, seeds, Job(id, cycle, seeds.start, request.kind, len(seeds), request.version, lease)
 
@@ -286,19 +239,13 @@ class Matcher:
         lease = self._leases.of(robot.name, now_ns)
         if lease is not None and lease.number == run.wire.lease:
             self._leases.release(robot.name, lease.number, now_ns)
-        assert robot.group is not None
         robot.group.update(robot)
         self._open[robot.group] = None
         self._wait(job)
         if rest:
             self.notify(robot, Job(REST, (), 0), reason)
 
-    def notify(self, robot: SchedulableRobot, job: Job, reason: str) -> None:
+    def notify(self, robot: RobotRecord, job: Job, reason: str) -> None:
         """The robot is told this in the next step, unless something else comes up."""
         robot.wire = job
         self._decisions[robot.name] = Decision(robot.name, job, reason)
-
-
-def _robots(job: JobRecord) -> int:
-    """How many may be given it now, at most."""
-    return sum(group.robots for group in job.groups)

@@ -2,27 +2,21 @@
 
 An assignment of a robot to a job is a lease that the robot's reports renew. Work comes in units; what a robot did not
 do of its unit, because it failed, was taken or was needed elsewhere, goes back to the job and on to the next robot.
-
-    scheduler.submit(request, now_ns)
-    scheduler.join(name, capabilities, now_ns)              a robot said hello
-    scheduler.report(status, now_ns)                        it reported
-    scheduler.episode_done(name, task, success, ...)        an episode of it is stored
-    for decision in scheduler.step(now_ns): tell the robot
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 
 import msgspec
 
 from hal.resource.capabilities import missing_requirements
 from hal.resource.health import HealthConfig, HealthWatch, RobotHealth
 from hal.resource.lease import ESTOP, Leases
-from hal.scheduler.jobs import REST, Assignment, Decision, Done, JobRecord, SchedulerConfig, job_of
-from hal.scheduler.matching import Matcher, SchedulableRobot
-from hal.scheduler.tasks import TaskBalancer
+from hal.scheduler.episodes import TaskBalancer
+from hal.scheduler.matching import Matcher
+from hal.scheduler.records import REST, Assignment, Decision, JobRecord, RobotRecord, SchedulerConfig, job_of
 from wire.errors import RejectedError, suggest
 from wire.messages.fleet import Capabilities, JobPhase, JobRequest, JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Job
@@ -54,30 +48,31 @@ class Scheduler:
         self._look_ns = 0  # when silence is looked for next
         self.balancer = TaskBalancer(counts)
         self._matcher = Matcher(leases, self.balancer, self._config)
-        self._jobs: dict[str, JobRecord] = {}
-        self._ended: deque[str] = deque()
-        self._submitted = 0
-        for name in robots:
-            self._matcher.robot(name)
+        self._jobs, self._robots = self._matcher.jobs, self._matcher.robots
+        self._numbers = count()  # of jobs
+        self._indices = {name: index for index, name in enumerate(robots)}  # of seed partitions
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
     def submit(
-        self, request: JobRequest, now_ns: int, done: Iterable[Done] = (), counted: tuple[int, int] = (0, 0)
+        self,
+        request: JobRequest,
+        now_ns: int,
+        done: Iterable[tuple[str, int, bool]] = (),
+        counted: tuple[int, int] = (0, 0),
     ) -> JobState:
         """Take a job. One of this id that is known already stays as it is; its state is returned.
 
-        `done`: finished episodes of it, when it is submitted again after a restart. `counted`: (episodes, successes)
-        of those that are in no `done`, for a job without an end.
+        After a restart: `done` are (task, seed, success) of its finished episodes; for a job without an end `counted`
+        are (episodes, successes) of all of them.
         """
         if request.id not in self._jobs:
-            job = self._jobs[request.id] = JobRecord(request, self._submitted, now_ns)
-            self._submitted += 1
+            job = JobRecord(request, next(self._numbers), now_ns)
             job.episodes, job.successes = counted
             self._matcher.add(job)
-            for episode in done:
-                if job.alive and job.work.claim(episode.task, episode.seed):
-                    self._count(job, episode.success, now_ns)
+            for task, seed, success in done:
+                if job.alive and job.work.claim(task, seed):
+                    self._count(job, success, now_ns)
         return self._state(self._jobs[request.id])
 
     def cancel(self, id: str, now_ns: int) -> JobState:
@@ -86,7 +81,7 @@ class Scheduler:
         if job is None:
             raise RejectedError(f"there is no job '{id}'.{suggest(id, self._jobs)} `jobs` lists them.")
         if job.alive:
-            self._finish(job, JobPhase.cancelled, now_ns)
+            self._matcher.finish(job, JobPhase.cancelled, now_ns)
         return self._state(job)
 
     def states(self) -> tuple[JobState, ...]:
@@ -101,11 +96,6 @@ class Scheduler:
         """Whether the holder of a lease is a job."""
         return holder in self._jobs
 
-    def assigned(self) -> dict[str, str]:
-        """The job of every robot that works on one."""
-        robots = self._matcher.robots.values()
-        return {robot.name: robot.assignment.job.id for robot in robots if robot.assignment is not None}
-
     # --- robots ---------------------------------------------------------------------------------------------------
 
     def join(
@@ -116,13 +106,17 @@ class Scheduler:
         `identity` tells its processes apart: a new one knows nothing of what the old one was told. Returns whether one
         took the place of another.
         """
-        robot = self._matcher.robot(name)
+        known, watch = name in self._robots, HealthWatch(now_ns, self._health)
+        if not known:
+            index, group = self._indices.setdefault(name, len(self._indices)), self._matcher.group(name, capabilities)
+            self._robots[name] = RobotRecord(name, index, capabilities, identity, watch, group)
+        robot = self._robots[name]
         robot.seeds_spent = max(robot.seeds_spent, seeds_spent)
-        known, anew = robot.capabilities is not None, robot.identity != identity
-        if known and not anew and robot.capabilities == capabilities:
+        anew = robot.identity != identity
+        if anew:
+            robot.watch, robot.job = watch, ""
+        elif known and robot.capabilities == capabilities:
             return False
-        if not known or anew:
-            robot.watch, robot.job = HealthWatch(now_ns, self._health), ""
         robot.capabilities, robot.identity = capabilities, identity
         if robot.assignment is not None:
             what = "its control process is a new one" if anew else "other capabilities"
@@ -130,7 +124,7 @@ class Scheduler:
         # It may still be on a job of an earlier time, which nobody counts any more.
         self._matcher.notify(robot, Job(REST, (), 0), "no job for it now")
         self._update_availability(robot, now_ns)
-        return known and anew
+        return anew
 
     def report(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot says how it is, which job it works on and how many episodes of it it has finished.
@@ -138,8 +132,7 @@ class Scheduler:
         Renews its lease if it works on what it was told, or has not had the time to take it up. One that has not joined
         is not heard.
         """
-        robot = self._matcher.robots.get(status.robot)
-        if robot is None or robot.capabilities is None:
+        if (robot := self._robots.get(status.robot)) is None:
             return
         robot.job = status.job
         if robot.watch.report(status, now_ns):
@@ -148,13 +141,12 @@ class Scheduler:
             return
         if status.job == run.wire.id:
             run.taken_up = True
-            if run.finished_ns is None and 0 < run.wire.episodes <= status.job_episodes:
+            if run.finished_ns is None and status.job_episodes >= run.wire.episodes:
                 run.finished_ns = now_ns
         elif run.taken_up or now_ns - run.since_ns > self._config.take_up_s * 1e9:
             return
-        lease = self._leases.of(robot.name, now_ns)
-        if lease is not None and lease.number == run.wire.lease:
-            self._leases.renew(robot.name, lease.number, now_ns)
+        if self._leases.of(robot.name, now_ns) is not None:
+            self._leases.renew(robot.name, run.wire.lease, now_ns)
         if run.finished_ns is not None:
             late = now_ns - run.finished_ns > self._config.settle_s * 1e9
             if late or run.stored >= run.wire.episodes:
@@ -168,22 +160,15 @@ class Scheduler:
                 capabilities=robot.capabilities,
                 health=robot.watch.health,
                 reason=robot.watch.reason,
-                load=round(robot.watch.load.share(now_ns), 3),
+                load=round(robot.watch.load(now_ns), 3),
                 lease=self._leases.of(name, now_ns),
                 job=job_of(robot.job),
             )
-            for name, robot in sorted(self._matcher.robots.items())
-            if robot.capabilities is not None
+            for name, robot in sorted(self._robots.items())
         )
 
     def episode_done(
-        self,
-        name: str,
-        task: str,
-        success: bool | None,
-        now_ns: int,
-        seed: int,
-        source: str = EpisodeSource.online,
+        self, name: str, task: str, success: bool | None, now_ns: int, seed: int, source: str = EpisodeSource.online
     ) -> str:
         """An episode of the robot is stored; returns the id of the job it counts for, '' for none.
 
@@ -192,12 +177,12 @@ class Scheduler:
         """
         if source == EpisodeSource.demonstration:
             return ""
-        robot, examined = self._matcher.robot(name), source == EpisodeSource.evaluation
-        if not examined:
+        robot, examined = self._robots.get(name), source == EpisodeSource.evaluation
+        if not examined and robot is not None:
             robot.seeds_spent += 1
-            if success is not None:
-                self.balancer.add(task, success)
-        if success is None:
+        if not examined and success is not None:
+            self.balancer.add(task, success)
+        if robot is None or success is None:
             return ""
         current, runs = robot.assignment, [robot.assignment, robot.before]
         if current is not None and current.task and not current.taken_up:
@@ -226,14 +211,13 @@ class Scheduler:
         running job leaves it its job. Raises `RejectedError` for a robot that is not there or is held by as high a
         priority.
         """
-        robot = self._matcher.robots.get(name)
-        if robot is None or robot.capabilities is None:
-            if purpose != ESTOP:
-                known = self._matcher.robots
-                raise RejectedError(f"there is no robot '{name}'.{suggest(name, known)} `robots` lists them.")
-            # One that is not back since the gateway was started again comes back stopped.
-            return self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
+        robot = self._robots.get(name)
+        if robot is None and purpose != ESTOP:
+            raise RejectedError(f"there is no robot '{name}'.{suggest(name, self._robots)} `robots` lists them.")
         lease, preempted = self._leases.acquire(name, holder, purpose, priority, ttl_ns, now_ns)
+        if robot is None:
+            # One that is not back since the gateway was started again comes back stopped.
+            return lease, preempted
         if robot.assignment is not None:
             self._matcher.end(robot.assignment, f"held by {holder}", now_ns, rest=False)
         if rest:
@@ -251,8 +235,8 @@ class Scheduler:
         """What robots are to be told now, at most one thing each."""
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + _LOOK_NS
-            for robot in self._matcher.robots.values():
-                if robot.capabilities is not None and robot.watch.check_silence(now_ns):
+            for robot in self._robots.values():
+                if robot.watch.check_silence(now_ns):
                     self._health_changed(robot, now_ns)
         for lease in self._leases.expire(now_ns):
             self._lease_ended(lease, now_ns)
@@ -270,25 +254,18 @@ class Scheduler:
             return
         if len(run.done) >= len(run.seeds):
             self._matcher.end(run, "its part is done", now_ns)
-        elif run.stored >= run.cycle_ends and not run.task and run.robot.group is not None:
+        elif run.stored % len(run.wire.tasks) == 0 and not run.task:
             # It went through its tasks once: what they need has changed.
             tasks = self.balancer.cycle(run.job.groups[run.robot.group], run.robot.index)
-            run.cycle_ends = run.stored + len(tasks)
             if tasks != run.wire.tasks:
                 run.wire = msgspec.structs.replace(run.wire, tasks=tasks)
                 self._matcher.notify(run.robot, run.wire, "the tasks need other shares")
 
     def _count(self, job: JobRecord, success: bool, now_ns: int) -> None:
         if job.count(success):
-            self._finish(job, JobPhase.done, now_ns)
+            self._matcher.finish(job, JobPhase.done, now_ns)
 
-    def _finish(self, job: JobRecord, phase: JobPhase, now_ns: int) -> None:
-        self._matcher.finish(job, phase, now_ns)
-        self._ended.append(job.id)
-        if len(self._ended) > self._config.kept:
-            del self._jobs[self._ended.popleft()]
-
-    def _health_changed(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _health_changed(self, robot: RobotRecord, now_ns: int) -> None:
         health, reason = robot.watch.health, robot.watch.reason
         if health in (RobotHealth.draining, RobotHealth.stopped) and robot.assignment is not None:
             self._matcher.end(robot.assignment, f"{health}: {reason}", now_ns, rest=health is RobotHealth.draining)
@@ -297,14 +274,13 @@ class Scheduler:
             self._on_health(robot.name, f"{health}: {reason}")
 
     def _lease_ended(self, lease: Lease, now_ns: int) -> None:
-        robot = self._matcher.robots.get(lease.robot)
-        if robot is None or robot.capabilities is None:
+        if (robot := self._robots.get(lease.robot)) is None:
             return
         if robot.assignment is not None and robot.assignment.wire.lease == lease.number:
             self._matcher.end(robot.assignment, "its lease has ended", now_ns, rest=False)
         self._update_availability(robot, now_ns)
 
-    def _update_availability(self, robot: SchedulableRobot, now_ns: int) -> None:
+    def _update_availability(self, robot: RobotRecord, now_ns: int) -> None:
         """It may be given work while it is well and nobody but a job holds it."""
         lease, run = self._leases.of(robot.name, now_ns), robot.assignment
         held = lease is not None and (run is None or lease.number != run.wire.lease)
@@ -316,11 +292,10 @@ class Scheduler:
 
     def _why_it_waits(self, job: JobRecord) -> str:
         """A sentence for people."""
-        here = [(robot, robot.group) for robot in self._matcher.robots.values() if robot.group is not None]
-        fit = [robot for robot, group in here if group in job.groups]
+        fit = [robot for robot in self._robots.values() if robot.group in job.groups]
         if not fit:
-            need = job.request.requirement
-            reasons = (missing_requirements(need, robot.name, group.capabilities) for robot, group in here)
+            need, here = job.request.requirement, self._robots.values()
+            reasons = (missing_requirements(need, robot.name, robot.capabilities) for robot in here)
             return next(reasons, "there is no robot yet") or "tasks: no robot that fits can do any of them"
         if not any(robot.available for robot in fit):
             return "no robot that fits is well and free of people"

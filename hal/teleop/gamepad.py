@@ -115,12 +115,9 @@ class Gamepad:
         self._jog.follow(pose, driving)
         self._read_events()
         pushed, self._pushed = self._pushed, set()
-        if self.config.estop in pushed:
-            self._engaged = False
-            return TeleopCommand(estop=True)
-        if self.config.quit in pushed:
-            self._engaged = False
-            return TeleopCommand(quit=True)
+        if pushed & {self.config.estop, self.config.quit}:
+            self._engaged, stops = False, self.config.estop in pushed
+            return TeleopCommand(estop=stops, quit=not stops)
         held = self.config.dead_man < 0 or self.config.dead_man in self._down
         if self.config.dead_man in pushed:
             self._engaged = True

@@ -106,12 +106,9 @@ class Keyboard:
         now_ns = self._clock.now_ns()
         for key in self._terminal.pressed():
             match key:
-                case "q":
+                case "q" | "e":
                     self._engaged = False
-                    return TeleopCommand(quit=True)
-                case "e":
-                    self._engaged = False
-                    return TeleopCommand(estop=True)
+                    return TeleopCommand(quit=key == "q", estop=key == "e")
                 case "enter":
                     self._engaged = not self._engaged
                     self._release()

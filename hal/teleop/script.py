@@ -83,14 +83,11 @@ class ScriptedDevice:
             self._over = True
             return TeleopCommand(quit=True)
         except Exception as error:
-            raise RobotError(f"the script {self._name} failed: {type(error).__name__}: {error}") from error
+            name = self.config.function or self.config.path
+            raise RobotError(f"the script {name} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         self._act = self._spec = None
-
-    @property
-    def _name(self) -> str:
-        return self.config.function or self.config.path
 
     def _load_function(self) -> Callable[[float, np.ndarray], Any]:
         module, _, name = self.config.function.partition(":")

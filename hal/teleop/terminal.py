@@ -116,11 +116,9 @@ class WithKeys:
 
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         for key in self._terminal.pressed():
-            if key == "q":
-                return TeleopCommand(quit=True)
-            if key == "e":
+            if key in ("q", "e"):
                 self._armed = False
-                return TeleopCommand(estop=True)
+                return TeleopCommand(quit=key == "q", estop=key == "e")
             if key == "enter":
                 self._armed, self._held = not self._armed, False
             elif key == "space":

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from hal.driver_host.priority import real_time
-from hal.driver_host.watchdog import CallDeadline, CallLimits
+from hal.driver_host.watchdog import CallDeadline
 from hal.interfaces.robot import ROBOT
 from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.recorder import FlightRecorder
@@ -113,7 +113,7 @@ def run_control(
     real_time()
     next_hello = 0.0
     # The connection to the process of the driver may block.
-    bound = CallDeadline(CallLimits(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s)))
+    bound = CallDeadline(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s))
     try:
         while not (shutdown.requested or loop.inbox.stopping):
             # Repeated, because an uplink that was killed and came back knows nothing.

@@ -17,7 +17,7 @@ from benchmarks.scheduler.simulator import (
     outages,
 )
 from hal.resource.health import RobotHealth
-from hal.scheduler.jobs import JobRecord
+from hal.scheduler.records import JobRecord
 from tests.hal.scheduler.fleets import LENGTHS_S, capabilities, health, scheduler
 from wire.messages.fleet import JobRequest
 

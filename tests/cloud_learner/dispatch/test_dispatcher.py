@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hal.scheduler.jobs import job_of
+from hal.scheduler.records import job_of
 from tests.cloud_learner.dispatch.hall import TASKS, Hall, canary, page
 from wire.errors import DiskFullError
 from wire.messages.fleet import AcquireLease, CancelJob, Preempted, RenewLease, Requirement, SubmitJob

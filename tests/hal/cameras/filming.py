@@ -24,6 +24,13 @@ def write_video(path: Path, count: int, rate_hz: float = 30.0, height: int = 48,
     return path
 
 
+def pattern_number(image: np.ndarray) -> int:
+    """Which picture of a pattern this is, modulo 65,536; also after JPEG or when it was shrunk."""
+    side = image.shape[1] // 16
+    row = image[max(1, image.shape[0] // 16) // 2, side // 2 :: side, :].mean(1)[:16]
+    return int(sum(1 << bit for bit, value in enumerate(row) if value > 127))
+
+
 def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
     """Return when it holds; fails when that takes too long."""
     deadline = time.monotonic() + within_s

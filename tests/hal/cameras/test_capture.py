@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hal.cameras.capture import CameraConfig, ThreadedCamera
-from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig, pattern_number
+from hal.cameras.simulated import PatternCamera, PatternConfig, SceneCamera, SceneConfig
 from hal.drivers.fake import FakeRobot
 from hal.interfaces.camera import Camera
 from hal.registry import CAMERAS, known, make_camera, read_config
-from tests.hal.cameras.filming import threads, until
+from tests.hal.cameras.filming import pattern_number, threads, until
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from hal.cameras.opencv import OpenCvCamera, OpenCvConfig, Pace, VideoCamera, VideoConfig, upright
-from hal.cameras.simulated import pattern_number
 from hal.registry import CAMERAS, make_camera, read_config
-from tests.hal.cameras.filming import threads, until, write_video
+from tests.hal.cameras.filming import pattern_number, threads, until, write_video
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Frame

@@ -49,7 +49,7 @@ class Timed(FakeRobot):
 def figures(make: Callable[[ManualClock], FakeRobot], gentle: bool = False) -> tuple[dict[str, Figure], FakeRobot]:
     clock = ManualClock(1)
     robot = make(clock)
-    rules = Rules(lambda: robot, "go-left", 0, 24, 0.05, False, clock, gentle=gentle)
+    rules = Rules(lambda: robot, "go-left", 24, False, clock, gentle=gentle)
     found = measure(rules, 4.0)
     return {figure.name: figure for figure in found}, robot
 
@@ -92,16 +92,14 @@ def test_gentle_begins_where_the_robot_stands_and_commands_no_limit() -> None:
     robot = Timed(clock)
     absolute = tuple(Dimension(d.name, "m", d.low, d.high, CommandType.absolute) for d in robot.spec.state)
     robot.spec = msgspec.structs.replace(robot.spec, action=absolute)
-    rules = Rules(lambda: robot, "go-left", 3, 24, 0.05, False, clock, gentle=True)
+    rules = Rules(lambda: robot, "go-left", 24, False, clock, gentle=True)
     measure(rules, 2.0)
     start = robot.wrote[0]
     swing = np.array(robot.wrote)
     span = np.array([d.high - d.low for d in absolute])
     assert (np.abs(swing - start) <= 0.05 * span / 2 + 1e-6).all()
     assert (np.abs(np.diff(swing, axis=0)) <= 0.02 * span).all()
-    report = check_robot(
-        lambda: FakeRobot(CONFIG), "go-left", seeded=False, gentle=True, scale=0.05, clock=ManualClock()
-    )
+    report = check_robot(lambda: FakeRobot(CONFIG), "go-left", seeded=False, gentle=True, clock=ManualClock())
     assert "write_limits" not in [check.name for check in report.checks]
     assert "deterministic" not in [check.name for check in report.checks]
 

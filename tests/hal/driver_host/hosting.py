@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import CallLimits, run_driver_server
+from hal.driver_host.server import run_driver_server
+from hal.driver_host.watchdog import CallDeadline
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback
 from wire.types import CameraSpec, Frame, Observation, RobotSpec
@@ -87,7 +88,7 @@ class Painter:
 
 def blocking_host(path: Path) -> None:
     """Host it, until it blocks for too long."""
-    run_driver_server(BlockingRobot(), path, lambda: False, limits=CallLimits(quick_s=0.3, slow_s=0.6))
+    run_driver_server(BlockingRobot(), path, lambda: False, deadline=CallDeadline(quick_s=0.3, slow_s=0.6))
 
 
 def noting_host(path: Path, parent: int = 0) -> None:

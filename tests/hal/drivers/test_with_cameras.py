@@ -7,13 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from hal.cameras.simulated import pattern_number
 from hal.conformance import check_robot
 from hal.drivers.fake import FakeExpert, FakeRobot
 from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
 from hal.registry import make_operator, make_robot, read_config
 from hal.safety.limiter import hold_action
-from tests.hal.cameras.filming import threads, until
+from tests.hal.cameras.filming import pattern_number, threads, until
 from wire.clock import ManualClock, SimulatedClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Observation

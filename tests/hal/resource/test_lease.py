@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.resource.lease import Leases, Priority
-from wire.errors import ConfigError, RejectedError
+from wire.errors import RejectedError
 from wire.types import Lease
 
 S = 1_000_000_000
@@ -102,11 +102,6 @@ def test_numbers_go_on_after_a_restart() -> None:
     assert leases.acquire("p", "main", "rollout", 10, S, 0)[0].number == 51
     assert [lease.robot for lease in leases.all()] == ["p", "q", "r"]
     assert [lease.robot for lease in leases.expire(11 * S)] == ["r", "q", "p"]
-
-
-def test_a_time_to_live_must_be_one() -> None:
-    with pytest.raises(ConfigError, match="robot 'r': ttl is 0 s"):
-        Leases().acquire("r", "main", "rollout", 10, 0, 0)
 
 
 actions = st.lists(

@@ -59,23 +59,25 @@ def at_rest(executed: np.ndarray) -> MotionState:
     return MotionState(executed, np.zeros(len(executed)))
 
 
-def speed_of(guard: CompiledLimits, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
-    return np.array(speeds_of(guard, action.tolist(), executed.tolist()))
+def speed_of(compiled: CompiledLimits, action: np.ndarray, executed: np.ndarray) -> np.ndarray:
+    return np.array(speeds_of(compiled, action.tolist(), executed.tolist()))
 
 
 def apply_limits(
-    guard: CompiledLimits, moving: MotionState, action: np.ndarray, state: np.ndarray | None = None
+    compiled: CompiledLimits, moving: MotionState, action: np.ndarray, state: np.ndarray | None = None
 ) -> np.ndarray:
-    return _limited(guard, moving, limit_numbers(guard.spec, action), state)
+    return _limited(compiled, moving, limit_numbers(compiled.spec, action), state)
 
 
-def brake_action(guard: CompiledLimits, moving: MotionState, state: np.ndarray | None = None) -> np.ndarray:
-    return _limited(guard, moving, hold_numbers(guard.spec, moving.executed), state)
+def brake_action(compiled: CompiledLimits, moving: MotionState, state: np.ndarray | None = None) -> np.ndarray:
+    return _limited(compiled, moving, hold_numbers(compiled.spec, moving.executed), state)
 
 
-def _limited(guard: CompiledLimits, moving: MotionState, wanted: list[float], state: np.ndarray | None) -> np.ndarray:
+def _limited(
+    compiled: CompiledLimits, moving: MotionState, wanted: list[float], state: np.ndarray | None
+) -> np.ndarray:
     measured = state.tolist() if state is not None else None
-    chosen = limited_numbers(guard, wanted, moving.executed.tolist(), moving.speed.tolist(), measured)
+    chosen = limited_numbers(compiled, wanted, moving.executed.tolist(), moving.speed.tolist(), measured)
     return np.array(chosen, np.float32)
 
 
@@ -99,8 +101,8 @@ def near(bound: float) -> list[np.float32]:
 class Plant:
     """A robot that moves as `SpecMotion` says, and counts what its guard let through."""
 
-    def __init__(self, guard: CompiledLimits, limits: SafetyLimits, spec: RobotSpec = SPEC) -> None:
-        self.guard, self.limits, self.spec = guard, limits, spec
+    def __init__(self, compiled: CompiledLimits, limits: SafetyLimits, spec: RobotSpec = SPEC) -> None:
+        self.compiled, self.limits, self.spec = compiled, limits, spec
         self.moving = at_rest(rest_action(spec, STATE))
         self.place = STATE[:2].astype(np.float64)
 
@@ -111,11 +113,11 @@ class Plant:
     def do(self, wanted: np.ndarray) -> np.ndarray:
         """One period of whatever is asked for; every limit is checked."""
         try:
-            action = apply_limits(self.guard, self.moving, wanted, self.state)
+            action = apply_limits(self.compiled, self.moving, wanted, self.state)
         except InvalidDataError:
-            action = brake_action(self.guard, self.moving, self.state)
+            action = brake_action(self.compiled, self.moving, self.state)
         before = self.moving
-        self.moving = MotionState(action, speed_of(self.guard, action, before.executed))
+        self.moving = MotionState(action, speed_of(self.compiled, action, before.executed))
         assert action.dtype == np.float32
         assert np.array_equal(limit_action(self.spec, action), action), "within its bounds"
         for index, name in enumerate(ACTIONS):

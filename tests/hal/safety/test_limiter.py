@@ -44,15 +44,15 @@ class TestVelocity:
     def test_densely_at_the_bound(self, index: int, sign: int) -> None:
         name = ACTIONS[index]
         top = {"move": 30.0, "spin": 1.0, "joint": 4.0}[name]
-        guard = compile_limits(SPEC, SafetyLimits(velocity={name: top}))
+        compiled = compile_limits(SPEC, SafetyLimits(velocity={name: top}))
         unit = 1.0 if name == "spin" else P
         bound = float(MIDDLE[index] * (name == "joint")) + sign * top * unit
         for value in near(bound):
             wanted = with_one(index, value)
-            action = apply_limits(guard, at_rest(MIDDLE), wanted)
-            speed = speed_of(guard, action, MIDDLE)[index]
+            action = apply_limits(compiled, at_rest(MIDDLE), wanted)
+            speed = speed_of(compiled, action, MIDDLE)[index]
             assert abs(speed) <= top
-            asked = speed_of(guard, wanted, MIDDLE)[index]
+            asked = speed_of(compiled, wanted, MIDDLE)[index]
             if abs(asked) <= top:
                 assert action[index] == wanted[index], "what is allowed is left alone to the last bit"
             else:
@@ -61,21 +61,21 @@ class TestVelocity:
             assert (action[others] == wanted[others]).all()
 
     def test_each_meaning_has_its_speed(self) -> None:
-        guard = compile_limits(SPEC, SafetyLimits())
+        compiled = compile_limits(SPEC, SafetyLimits())
         action = np.array([0.5, -0.25, 1.5], np.float32)
-        assert speed_of(guard, action, MIDDLE).tolist() == [40.0, -0.25, 40.0]
+        assert speed_of(compiled, action, MIDDLE).tolist() == [40.0, -0.25, 40.0]
 
     def test_from_any_place_rounding_stays_on_the_safe_side(self) -> None:
-        guard = compile_limits(SPEC, SafetyLimits(velocity={"joint": 0.013}))
+        compiled = compile_limits(SPEC, SafetyLimits(velocity={"joint": 0.013}))
         for at in np.linspace(0.2, 3.0, 500, dtype=np.float32):
             for way in (-9.0, 9.0):
-                action = apply_limits(guard, at_rest(with_one(2, at)), with_one(2, way))
-                assert abs(speed_of(guard, action, with_one(2, at))[2]) <= 0.013
+                action = apply_limits(compiled, at_rest(with_one(2, at)), with_one(2, way))
+                assert abs(speed_of(compiled, action, with_one(2, at))[2]) <= 0.013
 
     def test_a_limit_finer_than_float32_is_a_stop_not_a_jump(self) -> None:
-        guard = compile_limits(SPEC, SafetyLimits(velocity={"joint": 1e-9}))
+        compiled = compile_limits(SPEC, SafetyLimits(velocity={"joint": 1e-9}))
         for at in np.linspace(0.2, 3.0, 100, dtype=np.float32):
-            assert apply_limits(guard, at_rest(with_one(2, at)), with_one(2, 9.0))[2] == at
+            assert apply_limits(compiled, at_rest(with_one(2, at)), with_one(2, 9.0))[2] == at
 
 
 class TestAcceleration:
@@ -84,7 +84,7 @@ class TestAcceleration:
     @pytest.mark.parametrize("sign", [-1, 1])
     def test_densely_at_the_bound(self, index: int, start: float, sign: int) -> None:
         name = ACTIONS[index]
-        guard = compile_limits(SPEC, SafetyLimits(acceleration={name: 8.0}))
+        compiled = compile_limits(SPEC, SafetyLimits(acceleration={name: 8.0}))
         speed = np.zeros(3)
         speed[index] = start
         scale = 1.0 if name == "spin" else P
@@ -92,17 +92,17 @@ class TestAcceleration:
         bound = origin + (start + sign * 8.0 * P) * scale
         for value in near(bound):
             wanted = with_one(index, value)
-            action = apply_limits(guard, MotionState(MIDDLE, speed), wanted)
-            change = speed_of(guard, action, MIDDLE)[index] - start
+            action = apply_limits(compiled, MotionState(MIDDLE, speed), wanted)
+            change = speed_of(compiled, action, MIDDLE)[index] - start
             assert abs(change) <= 8.0 * P + 1e-12
-            if abs(speed_of(guard, wanted, MIDDLE)[index] - start) <= 8.0 * P:
+            if abs(speed_of(compiled, wanted, MIDDLE)[index] - start) <= 8.0 * P:
                 assert action[index] == wanted[index]
 
     def test_it_wins_over_velocity(self) -> None:
-        guard = compile_limits(SPEC, SafetyLimits(velocity={"move": 10.0}, acceleration={"move": 80.0}))
+        compiled = compile_limits(SPEC, SafetyLimits(velocity={"move": 10.0}, acceleration={"move": 80.0}))
         # pushed to 60 a second it may lose 1 a second in each period
-        action = apply_limits(guard, MotionState(MIDDLE, np.array([60.0, 0, 0])), with_one(0, 0.0))
-        assert speed_of(guard, action, MIDDLE)[0] == pytest.approx(59.0, abs=1e-4)
+        action = apply_limits(compiled, MotionState(MIDDLE, np.array([60.0, 0, 0])), with_one(0, 0.0))
+        assert speed_of(compiled, action, MIDDLE)[0] == pytest.approx(59.0, abs=1e-4)
 
     @pytest.mark.parametrize("top", [0.5, 3.0, 40.0])
     def test_a_joint_stops_at_its_bound_without_braking_harder_than_it_may(self, top: float) -> None:
@@ -120,50 +120,50 @@ class TestWalls:
     @pytest.mark.parametrize("gain", [0.01, -0.01])
     def test_densely_at_a_wall_of_a_delta(self, sign: int, gain: float) -> None:
         limits = SafetyLimits(workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", gain),))
-        guard = compile_limits(SPEC, limits)
+        compiled = compile_limits(SPEC, limits)
         for distance in (*np.linspace(-0.003, 0.012, 61), 0.0):
             state = np.array([sign * (0.25 - distance), 0, 1], np.float32)
             left = max(0.0, 0.25 - abs(float(state[0])))
             outward = np.sign(gain) * sign
             for size in (1.0, 0.3, 1e-6):
-                out = apply_limits(guard, at_rest(MIDDLE), with_one(0, outward * size), state)[0]
+                out = apply_limits(compiled, at_rest(MIDDLE), with_one(0, outward * size), state)[0]
                 assert abs(out * gain) <= left + 1e-12
                 assert abs(out) == pytest.approx(min(size, left / 0.01), abs=1e-6)
-                back = apply_limits(guard, at_rest(MIDDLE), with_one(0, -outward * size), state)[0]
+                back = apply_limits(compiled, at_rest(MIDDLE), with_one(0, -outward * size), state)[0]
                 assert back == np.float32(-outward * size), "back in is always allowed"
 
     def test_a_velocity_knows_how_far_it_gets_in_a_period(self) -> None:
         limits = SafetyLimits(workspace={"angle": (-0.5, 0.5)}, moves=(ActionStateMapping("spin", "angle"),))
-        guard = compile_limits(SPEC, limits)
+        compiled = compile_limits(SPEC, limits)
         state = np.array([0, 0.49, 1], np.float32)
-        assert apply_limits(guard, at_rest(MIDDLE), with_one(1, 2.0), state)[1] == pytest.approx(0.01 * HZ, abs=1e-5)
+        assert apply_limits(compiled, at_rest(MIDDLE), with_one(1, 2.0), state)[1] == pytest.approx(0.01 * HZ, abs=1e-5)
 
     def test_an_absolute_target_stays_inside_and_never_jumps_there(self) -> None:
-        guard = compile_limits(SPEC, SafetyLimits(workspace={"joint": (0.5, 2.5)}))
+        compiled = compile_limits(SPEC, SafetyLimits(workspace={"joint": (0.5, 2.5)}))
         for target in near(2.5):
-            assert apply_limits(guard, at_rest(MIDDLE), with_one(2, target))[2] <= 2.5
+            assert apply_limits(compiled, at_rest(MIDDLE), with_one(2, target))[2] <= 2.5
         outside = with_one(2, 2.9)
-        assert apply_limits(guard, at_rest(outside), with_one(2, 3.0))[2] == np.float32(2.9), "no further out"
-        assert apply_limits(guard, at_rest(outside), outside)[2] == np.float32(2.9), "hold is hold"
-        assert apply_limits(guard, at_rest(outside), with_one(2, 2.7))[2] == np.float32(2.7), "back in"
+        assert apply_limits(compiled, at_rest(outside), with_one(2, 3.0))[2] == np.float32(2.9), "no further out"
+        assert apply_limits(compiled, at_rest(outside), outside)[2] == np.float32(2.9), "hold is hold"
+        assert apply_limits(compiled, at_rest(outside), with_one(2, 2.7))[2] == np.float32(2.7), "back in"
 
     def test_where_nobody_knows_it_brakes(self) -> None:
         limits = SafetyLimits(
             acceleration={"move": 80.0}, workspace={"x": (-1, 1)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
-        guard = compile_limits(SPEC, limits)
+        compiled = compile_limits(SPEC, limits)
         moving = MotionState(MIDDLE, np.array([10.0, 0, 0]))
         for state in (None, np.array([np.nan, 0, 0], np.float32)):
-            action = apply_limits(guard, moving, with_one(0, 1.0), state)
-            assert speed_of(guard, action, MIDDLE)[0] == pytest.approx(9.0, abs=1e-4)
+            action = apply_limits(compiled, moving, with_one(0, 1.0), state)
+            assert speed_of(compiled, action, MIDDLE)[0] == pytest.approx(9.0, abs=1e-4)
 
     def test_at_the_wall_it_stops_whatever_acceleration_says(self) -> None:
         limits = SafetyLimits(
             acceleration={"move": 1.0}, workspace={"x": (-0.25, 0.25)}, moves=(ActionStateMapping("move", "x", 0.01),)
         )
-        guard = compile_limits(SPEC, limits)
+        compiled = compile_limits(SPEC, limits)
         fast = MotionState(MIDDLE, np.array([60.0, 0, 0]))
-        assert apply_limits(guard, fast, with_one(0, 1.0), np.array([0.25, 0, 1], np.float32))[0] == 0
+        assert apply_limits(compiled, fast, with_one(0, 1.0), np.array([0.25, 0, 1], np.float32))[0] == 0
 
 
 FULL = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -228,7 +228,7 @@ class TestHostilePolicies:
                 plant.do(np.array(signs, np.float32) * 9)
             ends = LIMITS.workspace
             corner = [ends["x"][signs[0] > 0], ends["angle"][signs[1] < 0], ends["joint"][signs[2] > 0]]
-            # it gets there: a guard that only stops everything would also keep every limit
+            # it gets there: a compiled that only stops everything would also keep every limit
             assert np.allclose(plant.state, corner, atol=2e-3)
 
 
@@ -241,7 +241,7 @@ class TestHold:
             plant.do((rng.standard_normal(3) * 5).astype(np.float32))
         speeds = []
         for _ in range(40):
-            plant.do(brake_action(plant.guard, plant.moving, plant.state))
+            plant.do(brake_action(plant.compiled, plant.moving, plant.state))
             speeds.append(np.abs(plant.moving.speed))
         assert (np.diff(speeds, axis=0) <= 1e-9).all(), "it only gets slower"
         assert not plant.moving.speed.any()
@@ -308,9 +308,9 @@ class TestSafety:
         assert SPEC.hash == before
 
     def test_arguments_are_left_alone(self) -> None:
-        guard = compile_limits(SPEC, LIMITS)
+        compiled = compile_limits(SPEC, LIMITS)
         wanted, moving, state = with_one(0, 9.0), at_rest(MIDDLE.copy()), STATE.copy()
-        apply_limits(guard, moving, wanted, state)
+        apply_limits(compiled, moving, wanted, state)
         assert wanted[0] == 9
         assert np.array_equal(moving.executed, MIDDLE)
         assert not moving.speed.any()

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 
+from benchmarks.scheduler.audit import assigned
 from benchmarks.scheduler.simulator import (
     SECOND,
     Arrival,
@@ -103,7 +104,7 @@ class Watcher:
         jobs = [job for job in self.scheduler._jobs.values() if job.alive]
         holders = {robot: job.id for job in jobs for robot in job.assignments}
         assert len(holders) == sum(len(job.assignments) for job in jobs), "a robot works on two jobs"
-        assert self.scheduler.assigned() == holders
+        assert assigned(self.scheduler) == holders
         for robot, job in holders.items():
             lease = self.leases.of(robot)
             assert lease is not None, f"{robot} works on {job} without a lease"
@@ -113,9 +114,9 @@ class Watcher:
             assert not job.target or job.episodes < job.target
             assert not job.request.robots or len(job.assignments) <= job.request.robots
             assert (job.phase == "running") == bool(job.assignments)
-        for name, robot in self.scheduler._matcher.robots.items():
+        for name, robot in self.scheduler._robots.items():
             found = robot.capabilities
-            if found is None or not robot.watch.health.works or robot.assignment is not None:
+            if not robot.watch.health.works or robot.assignment is not None:
                 continue
             for job in jobs:
                 fits = not missing_requirements(job.request.requirement, name, found) and satisfies(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.jobs import MOST_EPISODES, CountedWork, ExaminedWork, JobRecord
-from hal.scheduler.seeds import training_seeds
+from hal.scheduler.episodes import training_seeds
+from hal.scheduler.records import MOST_EPISODES, CountedWork, ExaminedWork, JobRecord
 from wire.messages.fleet import JobRequest
 
 FIRST = 1_000_000

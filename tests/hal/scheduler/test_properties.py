@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.seeds import HELD_OUT_SEEDS, TRAINING_SEEDS
+from hal.scheduler.episodes import HELD_OUT_SEEDS, TRAINING_SEEDS
 from tests.hal.scheduler.fleets import Watcher, random_scenario
 
 usual = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

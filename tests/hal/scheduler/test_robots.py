@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hal.resource.health import RobotHealth
-from hal.scheduler.jobs import REST
+from hal.scheduler.records import REST
 from tests.hal.scheduler.fleets import capabilities, health, scheduler, status
 from wire.messages.fleet import JobRequest
 

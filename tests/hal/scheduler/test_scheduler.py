@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from hal.resource.lease import Leases, Priority
-from hal.scheduler.jobs import REST, Decision, Done, SchedulerConfig, job_of
+from hal.scheduler.records import REST, Decision, SchedulerConfig, job_of
 from hal.scheduler.scheduler import Scheduler
 from tests.hal.scheduler.fleets import capabilities, scheduler, status
 from wire.errors import RejectedError
@@ -287,7 +287,7 @@ def test_a_lease_from_before_a_restart_keeps_jobs_away() -> None:
 
 def test_what_was_done_before_a_restart_is_not_done_again() -> None:
     fleet = Fleet("r0")
-    done = [Done("a", 1_000_000, True), Done("a", 1_000_002, False), Done("b", 1_000_001, True)]
+    done = [("a", 1_000_000, True), ("a", 1_000_002, False), ("b", 1_000_001, True)]
     fleet.scheduler.submit(canary(), 0, done)
     fleet.turn()
     found = []
@@ -297,7 +297,7 @@ def test_what_was_done_before_a_restart_is_not_done_again() -> None:
         fleet.work("r0", job.episodes)
     assert sorted(found) == [("a", 1_000_001), ("b", 1_000_000), ("b", 1_000_002)]
     assert (state.episodes, state.successes) == (6, 5)
-    all_done = [Done(task, seed, True) for task in "ab" for seed in range(1_000_000, 1_000_003)]
+    all_done = [(task, seed, True) for task in "ab" for seed in range(1_000_000, 1_000_003)]
     assert fleet.scheduler.submit(canary(id="old"), 0, all_done).phase == "done"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.scheduler.tasks import TaskBalancer
+from hal.scheduler.episodes import TaskBalancer
 
 TASKS = ("a", "b", "c", "d")
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduler.audit import assigned
 from benchmarks.scheduler.bound import overtaken_s
 from benchmarks.scheduler.simulator import SECOND, Arrival, Scenario, SimulatedRobot
 from hal.resource.capabilities import missing_requirements, satisfies
 from hal.resource.lease import Priority
-from hal.scheduler.jobs import MOST_EPISODES, SchedulerConfig
+from hal.scheduler.records import MOST_EPISODES, SchedulerConfig
 from tests.hal.scheduler.fleets import LENGTHS_S, Watcher, capabilities, random_scenario
 from wire.messages.fleet import JobRequest, Requirement
 
@@ -130,11 +131,11 @@ def test_a_job_whose_robot_is_taken_before_it_did_anything_keeps_its_place() -> 
     one, two = (JobRequest(name, "rollout", ("a",), 1, 5) for name in ("one", "two"))
     watcher = fleet(1, first, one, two)
     watcher.run(5)
-    assert watcher.scheduler.assigned() == {"r0": "one"}
+    assert assigned(watcher.scheduler) == {"r0": "one"}
     watcher.scheduler.submit(JobRequest("urgent", "evaluation", ("a",), 1, 1), 5 * SECOND)
     watcher.run(13)
     assert [one.counted_for for one in watcher.simulator.finished] == ["first", "one", "urgent"]
-    assert watcher.scheduler.assigned() == {"r0": "one"}
+    assert assigned(watcher.scheduler) == {"r0": "one"}
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

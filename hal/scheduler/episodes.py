@@ -1,10 +1,28 @@
-"""Which tasks a fleet practises more: the least successful and least sampled first, with a floor for each."""
+"""Which task an episode has, and from which seed it starts.
+
+A fleet practises the least successful and least sampled tasks more. No scene is ever both practised and examined:
+
+[0, 500_000)            demonstrations
+[500_000, 1_000_000)    training: partitions of 5,000 episodes, one a robot
+[1_000_000, 2**31)      held out for evaluation
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from math import gcd
+from operator import itemgetter
+
+from wire.errors import ConfigError
+
+TRAINING_SEEDS = range(500_000, 1_000_000)
+HELD_OUT_SEEDS = range(1_000_000, 2**31)
+PARTITION_EPISODES = 5_000
+SPARE_EPISODES = 500
+"""at the end of a partition, for episodes that were aborted and use a seed all the same"""
+PARTITIONS = len(TRAINING_SEEDS) // PARTITION_EPISODES
+_USED = PARTITION_EPISODES - SPARE_EPISODES
 
 FLOOR = 0.25
 """share of an equal share that each task gets whatever its success"""
@@ -61,21 +79,44 @@ class TaskBalancer:
         Robots with different `start`s begin at different tasks, so that a fleet covers all of them from its first
         episode on.
         """
-        slots = _apportion(self.shares(tuple(dict.fromkeys(tasks))))
-        # Each task as often as it has slots, evenly spaced (stride scheduling, Waldspurger and Weihl, 1995).
-        strides = [((n + 0.5) / slots[task], -slots[task], task) for task in slots for n in range(slots[task])]
-        order = tuple(task for *_, task in sorted(strides, key=lambda stride: stride[:2]))
+        shares = self.shares(tuple(dict.fromkeys(tasks)))
+        slots = range(SLOTS_PER_TASK * len(shares))
+        # The n-th turn of a task is due at (n + 1/2) / share (stride scheduling, Waldspurger and Weihl, 1995).
+        turns = sorted((((n + 0.5) / share, task) for task, share in shares.items() for n in slots), key=itemgetter(0))
+        order = tuple(task for _, task in turns[: len(slots)])
+        # In lowest terms: equal needs make the shortest cycle.
+        order = order[: len(order) // (gcd(*Counter(order).values()) or 1)]
         start %= max(1, len(order))
         return order[start:] + order[:start]
 
 
-def _apportion(shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole numbers of slots, at least one each, nearest to the shares (largest remainders), in lowest terms: equal
-    needs make the shortest cycle."""
-    slots = SLOTS_PER_TASK * len(shares)
-    whole = {task: max(1, int(share * slots)) for task, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda task: whole[task] - shares[task] * slots)
-    for task in by_remainder[: max(0, slots - sum(whole.values()))]:
-        whole[task] += 1
-    divisor = gcd(*whole.values())
-    return {task: count // divisor for task, count in whole.items()}
+def seed_partition(index: int) -> range:
+    """The training seeds of the fleet's robot number `index`. With more robots than partitions, robots share them."""
+    first = TRAINING_SEEDS.start + index % PARTITIONS * PARTITION_EPISODES
+    return range(first, first + PARTITION_EPISODES)
+
+
+def training_seeds(index: int, spent: int) -> range:
+    """The next training seeds of robot number `index`, which has used `spent`: to where its partition starts over.
+
+    Robots that share a partition begin at different seeds of it: the n-th at the n-th number of the sequence
+    0, 1/2, 1/4, 3/4, 1/8, ... (van der Corput, 1935).
+    """
+    n = index // PARTITIONS
+    share = int(f"{n:b}"[::-1], 2) / 2 ** n.bit_length()
+    usable = seed_partition(index)[:_USED]
+    return usable[(round(share * _USED) + spent) % _USED :]
+
+
+def held_out_seeds(first_seed: int, episodes: int) -> range:
+    """Seeds for `episodes` of an evaluation, from `first_seed` on (0: where the held-out ones begin).
+
+    Raises `ConfigError` for seeds that are practised or demonstrated.
+    """
+    first = first_seed or HELD_OUT_SEEDS.start
+    if first < HELD_OUT_SEEDS.start or first + episodes > HELD_OUT_SEEDS.stop:
+        raise ConfigError(
+            f"first_seed: seeds {first} to {first + episodes - 1} are not held out for evaluation. Begin at "
+            f"{HELD_OUT_SEEDS.start} or later, or leave it 0."
+        )
+    return range(first, first + episodes)

@@ -1,21 +1,18 @@
-"""Jobs, and the work that is left of them: handed out in units, taken back when a robot fails."""
+"""What is known of jobs, of the work that is left of them, and of robots: it is handed out in units, and taken back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from hal.resource.health import HealthWatch
 from hal.resource.lease import Priority
-from hal.scheduler.seeds import PARTITION_EPISODES, held_out_seeds
-from wire.messages.fleet import JobKind, JobPhase, JobRequest
+from hal.scheduler.episodes import PARTITION_EPISODES, held_out_seeds
+from wire.messages.fleet import Capabilities, JobKind, JobPhase, JobRequest
 from wire.messages.gateway import Job
-
-if TYPE_CHECKING:
-    from hal.scheduler.matching import Group, SchedulableRobot
 
 REST = "rest"
 """id of the job that is none"""
@@ -52,14 +49,6 @@ class Decision(msgspec.Struct, frozen=True):
     job: Job
     """without tasks: rest"""
     reason: str
-
-
-class Done(msgspec.Struct, frozen=True):
-    """A finished episode of a job."""
-
-    task: str
-    seed: int
-    success: bool
 
 
 class CountedWork:
@@ -166,6 +155,11 @@ class JobRecord:
     def alive(self) -> bool:
         return self.phase in (JobPhase.waiting, JobPhase.running)
 
+    @property
+    def fitting(self) -> int:
+        """How many robots may be given it now, at most."""
+        return sum(len(group.free) + len(group.runs) for group in self.groups)
+
     def rank(self, now_ns: int) -> tuple[int, int, int]:
         """Order among those that want a robot, lowest first. A job without an end grows older only while it has none,
         and comes after its equals."""
@@ -190,21 +184,17 @@ class Assignment:
     """A robot that works on a unit of a job, and holds a lease for it."""
 
     job: JobRecord
-    robot: SchedulableRobot
+    robot: RobotRecord
     task: str  # '': all of the job's, in proportion to their need
     seeds: range
     wire: Job  # as the robot was told it
     since_ns: int
     kept_until_ns: int  # not taken for another job before
     taken_up: bool  # the robot has said that it works on it
-    urgency_ns: int = field(init=False)  # the job's when it was given the unit, which keeps that rank
-    cycle_ends: int = field(init=False)  # finished episodes after which the tasks are balanced anew
+    urgency_ns: int  # the job's when it was given the unit, which keeps that rank
     done: list[int] = field(default_factory=list)  # seeds of the finished episodes that count
     stored: int = 0  # finished episodes that came, counted or not
     finished_ns: int | None = None  # when the robot said that it has done all of it
-
-    def __post_init__(self) -> None:
-        self.urgency_ns, self.cycle_ends = self.job.urgency_ns, len(self.wire.tasks)
 
     def owns(self, task: str, seed: int) -> bool:
         """Whether an episode is one of it that is not done yet."""
@@ -220,8 +210,11 @@ class Assignment:
         return job.priority, job.ahead_ns - now_ns if job.standing else -self.urgency_ns, -len(job.assignments)
 
     def yields_to(self, job: JobRecord, now_ns: int, aging_ns: int) -> bool:
-        """Whether the robot is to go over from a job without an end to a job that waits."""
+        """Whether the robot is to go over to a job that waits."""
         mine = self.job
+        if not mine.standing:
+            # Who has waited for it does not lose it to who has waited less.
+            return mine.priority < job.priority and job.rank(now_ns)[0] < self.urgency_ns
         if mine is job or now_ns < self.kept_until_ns:
             return False
         equals = job.standing and mine.priority == job.priority
@@ -229,3 +222,40 @@ class Assignment:
             return True  # they share robots evenly
         head_start_ns = aging_ns if mine.priority >= job.priority else 0
         return job.rank(now_ns)[0] < now_ns - mine.ahead_ns - head_start_ns
+
+
+@dataclass(slots=True, eq=False)
+class RobotRecord:
+    """A robot that has joined, here or not."""
+
+    name: str
+    index: int  # of its seed partition
+    capabilities: Capabilities
+    identity: str  # of its process
+    watch: HealthWatch
+    group: Group
+    seeds_spent: int = 0  # training seeds it has used
+    job: str = ""  # what it says that it works on
+    available: bool = False  # may be given work
+    assignment: Assignment | None = None
+    before: Assignment | None = None  # what it did before; episodes of it may still come
+    wire: Job | None = None  # the last job it was told
+
+
+class Group:
+    """Robots with equal capabilities that may be given work; one that jobs ask for by `name` is alone."""
+
+    def __init__(self, name: str, capabilities: Capabilities) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self.free: dict[str, RobotRecord] = {}  # the longest idle first
+        self.runs: dict[str, Assignment] = {}  # by robot, the newest last
+
+    def update(self, robot: RobotRecord) -> None:
+        """A robot of the group came, went, or has begun or ended some work."""
+        self.free.pop(robot.name, None)
+        self.runs.pop(robot.name, None)
+        if robot.available and robot.assignment is None:
+            self.free[robot.name] = robot
+        elif robot.available and robot.assignment is not None:
+            self.runs[robot.name] = robot.assignment
