@@ -33,7 +33,7 @@ from benchmarks.async_delay.statistics import bootstrap, shown, wilson
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
 from hal.drivers.metaworld.dynamics import metaworld_motion
-from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, track_config
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.track import EPISODE_TICKS, track_score
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class AsyncDelaySize:
 
     @property
     def config(self) -> MetaWorldConfig:
-        return track_config() if self.task == "track" else MetaWorldConfig(tasks=(self.task,), observation="state")
+        return MetaWorldConfig(tasks=(self.task,), observation="track" if self.task == "track" else "state")
 
 
 FULL = (AsyncDelaySize("track", 300, 4_000, 40, EPISODE_TICKS), AsyncDelaySize("push", 150, 4_000, 40, 200))

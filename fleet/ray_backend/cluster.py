@@ -110,23 +110,16 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRobot:
-    """A robot as Ray and the gateway see it."""
+def robots(cluster: Cluster, fleet: FleetClient) -> dict[str, tuple[str, RobotState | None]]:
+    """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name.
 
-    name: str
-    node: str
-    """host name of the node that offers it, '' when none does now"""
-    state: RobotState | None
-    """what the gateway knows of it: health, lease, job; None: it has not come to the gateway yet"""
-
-
-def robots(cluster: Cluster, fleet: FleetClient) -> tuple[PlacedRobot, ...]:
-    """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name."""
+    Of each the host name of the node that offers it, '' when none does now, and what the gateway knows of it: health,
+    lease, job; None: it has not come to the gateway yet.
+    """
     offered, _ = discover(cluster.nodes().values())
     known = {state.name: state for state in fleet.robots()}
     names = sorted(offered.keys() | known.keys())
-    return tuple(PlacedRobot(name, offered.get(name, ""), known.get(name)) for name in names)
+    return {name: (offered.get(name, ""), known.get(name)) for name in names}
 
 
 @contextlib.contextmanager

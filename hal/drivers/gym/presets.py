@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from hal.drivers.gym.robot import GymRobot
 from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
-from hal.drivers.metaworld.robot import metaworld_spec, state_config
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, check_task, instruction
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld.tasks import check_task, instruction
 from wire.clock import Clock
 from wire.types import CommandType, Dimension
 
@@ -124,9 +124,7 @@ def metaworld(*tasks: str) -> GymConfig:
     (50 ms), and an episode is over after 500 steps. The driver `metaworld` has neither bound, and cameras.
     """
     chosen = tasks or ("push",)
-    for task in chosen:
-        check_task(task, KNOWN_TASKS, "hal.drivers.gym.presets.metaworld")
-    spec = metaworld_spec(state_config())
+    spec = metaworld_spec(MetaWorldConfig(tasks=chosen, observation="state"))
     return GymConfig(
         env_id="Meta-World/goal_observable",
         module="metaworld",

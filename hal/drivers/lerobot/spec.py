@@ -7,11 +7,12 @@ be in the configuration, and what is missing is named. Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from wire.errors import ConfigError, suggest
+from hal.interfaces.dynamics import require_dimension
+from wire.errors import ConfigError
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 ENCODER_DEG = 360.0
@@ -220,15 +221,5 @@ def _check_names(
         ("images", config.images, set(cameras)),
         ("leave_out", config.leave_out, set(seen)),
     ):
-        require_known(config.what, where, names, known)
-
-
-def require_known(what: str, where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first of `names` that is not `known`."""
-    known = sorted(known)
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"{what}: {where} has '{name}', which is not there.{suggest(name, known)} "
-                f"There are: {', '.join(known) or 'none'}."
-            )
+        for name in names:
+            require_dimension(f"{config.what}: {where}", name, sorted(known))

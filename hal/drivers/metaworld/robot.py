@@ -14,7 +14,7 @@ import numpy as np
 
 from hal.drivers.metaworld.camera import InlineCamera, ThreadedMetaWorldCamera
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, TRACK, check_task, instruction
 from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
 from hal.interfaces.robot import Feedback, check_reset
 from hal.safety.limiter import limit_action
@@ -60,16 +60,6 @@ class MetaWorldConfig:
                 f"MetaWorldConfig: image_px {self.image_px} must be 1 to preview_px, and preview_px "
                 f"({self.preview_px}) at most 2048."
             )
-
-
-def state_config() -> MetaWorldConfig:
-    """Two tasks by object poses."""
-    return MetaWorldConfig(tasks=STATE_TASKS, observation="state")
-
-
-def track_config() -> MetaWorldConfig:
-    """A goal that moves on a circle."""
-    return MetaWorldConfig(tasks=(TRACK,), observation="track")
 
 
 def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:

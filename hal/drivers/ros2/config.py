@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from hal.drivers.ros2.wrapper import Reliability
-from wire.errors import ConfigError, suggest
+from hal.interfaces.dynamics import require_dimension
+from wire.errors import ConfigError
 from wire.types import CommandType, RobotSpec
 
 Field = Literal["position", "velocity", "effort"]
@@ -50,7 +51,8 @@ class ImageTopic:
         """The type of its messages."""
         return f"sensor_msgs/msg/{'CompressedImage' if self.compressed else 'Image'}"
 
-    def name(self, camera: str) -> str:
+    def topic_of(self, camera: str) -> str:
+        """Relative to the namespace."""
         return self.topic or f"camera/{camera}/image_raw" + "/compressed" * self.compressed
 
 
@@ -155,10 +157,7 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
         ("targets", [target.state for target in config.targets.values()], states),
     ):
         for name in given:
-            if name not in known:
-                raise ConfigError(
-                    f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{suggest(name, known)}"
-                )
+            require_dimension(f"Ros2Config of '{spec.embodiment}': {what}", name, known)
     if config.deltas == "integrated":
         missing = [d.name for d in spec.action if d.meaning is CommandType.delta and d.name not in config.targets]
         if missing:

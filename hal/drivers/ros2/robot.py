@@ -71,7 +71,7 @@ class Ros2Robot:
         try:
             node.open()
             cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
-            topics = {name: node.topic(how.name(name)) for name, how in cameras.items()}
+            topics = {name: node.topic(how.topic_of(name)) for name, how in cameras.items()}
             topics |= {"joint_states": node.topic(config.topics.joint_states)}
             synchronizer = MessageSynchronizer(
                 self.spec, config, topics, self._stamps, own_clock=self._clock is not None
@@ -80,7 +80,7 @@ class Ros2Robot:
                 self._camera_node.open(beside=node)
             for name, how in cameras.items():
                 on_picture = partial(synchronizer.on_picture, name)
-                self._camera_node.subscribe(how.kind, how.name(name), on_picture, qos.images, depth=4)
+                self._camera_node.subscribe(how.kind, how.topic_of(name), on_picture, qos.images, depth=4)
             if config.executed:
                 node.subscribe(JOINT_STATE, config.topics.executed, synchronizer.on_executed, qos.executed)
             node.subscribe(JOINT_STATE, config.topics.joint_states, synchronizer.on_state, qos.joint_states)
@@ -249,8 +249,7 @@ class Ros2Robot:
                 + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")
                 + " Is the robot's node running, with the same ROS_DOMAIN_ID?"
             )
-        worse = [publisher.node for publisher in publishers if not publisher.reliable]
+        worse = [node for node, reliability in publishers.items() if reliability == "best_effort"]
         if worse and "reliable" in (self.config.qos.joint_states, self.config.qos.images):
             return f"{', '.join(worse)} publishes '{topic}' with best effort: set that in `qos`."
-        nodes = ", ".join(publisher.node for publisher in publishers)
-        return f"'{topic}' is published by {nodes}; `ros2 topic hz {topic}` tells more."
+        return f"'{topic}' is published by {', '.join(publishers)}; `ros2 topic hz {topic}` tells more."

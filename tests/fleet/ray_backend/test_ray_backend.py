@@ -182,11 +182,7 @@ def test_both_views_of_robots_side_by_side() -> None:
     known = [RobotState(name, Capabilities("arm", "", 1, 1, (), 10.0), "ready") for name in ("a", "b")]
     cluster = FakeCluster(_nodes(Node("x", "box", {"robot:b": 1.0, "robot:c": 1.0})))
     found = robots(cluster, type("Fleet", (), {"robots": lambda self: known})())  # type: ignore[arg-type]
-    assert [(one.name, one.node, one.state and one.state.health) for one in found] == [
-        ("a", "", "ready"),
-        ("b", "box", "ready"),
-        ("c", "box", None),
-    ]
+    assert found == {"a": ("", known[0]), "b": ("box", known[1]), "c": ("box", None)}
 
 
 # --- following actors, with a cluster that does as it is told ---------------------------------------------------------

@@ -326,10 +326,10 @@ def test_fetch_reaches_its_goal() -> None:
 
 def test_metaworld_by_its_id_is_the_drivers_own_simulator() -> None:
     pytest.importorskip("metaworld")
-    from hal.drivers.metaworld.robot import metaworld_spec, state_config
+    from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 
     robot, _ = ready(metaworld("push", "reach"), "push", seed=3)
-    assert robot.spec == metaworld_spec(state_config())
+    assert robot.spec == metaworld_spec(MetaWorldConfig(tasks=("push",), observation="state"))
     pushes = [robot.read().state.copy()]
     for seed in (4, 3):
         robot.reset("push", seed)

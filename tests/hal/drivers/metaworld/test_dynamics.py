@@ -13,8 +13,6 @@ from hal.drivers.metaworld.robot import (
     MetaWorldConfig,
     MetaWorldRobot,
     metaworld_spec,
-    state_config,
-    track_config,
 )
 from hal.drivers.metaworld.tasks import PIXEL_TASKS, STATE_TASKS
 from hal.drivers.metaworld.track import HAND_HIGH
@@ -66,8 +64,9 @@ def error_mm(episodes: list[tuple[np.ndarray, np.ndarray]], roll: Roll, ticks: i
 
 @pytest.mark.slow
 def test_the_set_point_is_foretold_exactly() -> None:
-    episodes = record(track_config(), ("track", "track"), noise=0.5)
-    motion = metaworld_motion(track_config())
+    track = MetaWorldConfig(tasks=("track",), observation="track")
+    episodes = record(track, ("track", "track"), noise=0.5)
+    motion = metaworld_motion(track)
     assert motion.rolled.tolist() == [True] * 3 + [False] * 7
     for ticks in (1, 4, 12):
         assert error_mm(episodes, motion.rollout, ticks) < 1e-3
@@ -91,7 +90,10 @@ def test_what_a_policy_of_pixels_feels_is_foretold_the_same_way() -> None:
     past, coming = rng.uniform(-1, 1, (2, 6, 4)).astype(np.float32)
     state = np.zeros(39, np.float32)
     state[:3] = 0.1, 0.6, 0.2
-    whole, few = metaworld_motion(state_config()), metaworld_motion(MetaWorldConfig())
+    whole, few = (
+        metaworld_motion(MetaWorldConfig(tasks=STATE_TASKS, observation="state")),
+        metaworld_motion(MetaWorldConfig()),
+    )
     rolled = whole.rollout(state, past, coming)
     assert np.array_equal(few.rollout(state[:4], past, coming), rolled[:4])
     assert np.flatnonzero(few.rolled).tolist() == [0, 1, 2]

@@ -14,7 +14,7 @@ from hal.conformance import check_robot
 from hal.drivers.metaworld.camera import _Framing
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.render import Renderer, coarsen_meshes
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, state_config
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld.simulation import Simulation
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS
 from tests.extras import needs
@@ -57,7 +57,9 @@ def run(robot: MetaWorldRobot, task: str, seed: int, ticks: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("config", "task"), [(MetaWorldConfig(), "door-open"), (state_config(), "push")], ids=["pixels", "state"]
+    ("config", "task"),
+    [(MetaWorldConfig(), "door-open"), (MetaWorldConfig(tasks=STATE_TASKS, observation="state"), "push")],
+    ids=["pixels", "state"],
 )
 @pytest.mark.slow
 def test_it_keeps_the_contract(config: MetaWorldConfig, task: str) -> None:
@@ -270,7 +272,8 @@ def test_a_machine_that_cannot_draw_says_what_to_install() -> None:
     code = (
         "from hal.drivers.metaworld.robot import *\n"
         "from wire.errors import RenderError\n"
-        "state = MetaWorldRobot(state_config()); state.connect(); state.reset('push', 0); state.read(); state.close()\n"
+        "state = MetaWorldRobot(MetaWorldConfig(tasks=('push',), observation='state'))\n"
+        "state.connect(); state.reset('push', 0); state.read(); state.close()\n"
         "for thread in (False, True):\n"
         "    robot = MetaWorldRobot(MetaWorldConfig(render_in_thread=thread))\n"
         "    try:\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, state_config
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, instruction, simulator_name
 from wire.errors import ConfigError
 
@@ -26,7 +26,10 @@ def test_the_names_are_the_simulators() -> None:
 
 
 def test_specs() -> None:
-    pixels, state = metaworld_spec(MetaWorldConfig()), metaworld_spec(state_config())
+    pixels, state = (
+        metaworld_spec(MetaWorldConfig()),
+        metaworld_spec(MetaWorldConfig(tasks=STATE_TASKS, observation="state")),
+    )
     assert (pixels.state_dim, pixels.action_dim, len(pixels.cameras)) == (4, 4, 1)
     assert (state.state_dim, state.action_dim, len(state.cameras)) == (39, 4, 0)
     assert pixels.hash != state.hash

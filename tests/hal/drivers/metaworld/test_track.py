@@ -9,7 +9,7 @@ import pytest
 
 from hal.conformance import check_robot
 from hal.drivers.metaworld.expert import MetaWorldExpert
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metaworld_spec, track_config
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metaworld_spec
 from hal.drivers.metaworld.tasks import TRACK, instruction
 from hal.drivers.metaworld.track import EPISODE_TICKS, PERIOD_TICKS, RADIUS_M, SETTLE_TICKS, track_score
 from tests.extras import needs
@@ -18,17 +18,19 @@ from wire.errors import ConfigError
 
 pytestmark = needs("metaworld")
 
+CONFIG = MetaWorldConfig(tasks=(TRACK,), observation="track")
+
 
 @pytest.fixture(scope="module")
 def robot() -> Iterator[MetaWorldRobot]:
-    robot = MetaWorldRobot(track_config())
+    robot = MetaWorldRobot(CONFIG)
     robot.connect()
     yield robot
     robot.close()
 
 
 def test_it_keeps_the_contract() -> None:
-    report = check_robot(lambda: MetaWorldRobot(track_config()), TRACK, clock=ManualClock())
+    report = check_robot(lambda: MetaWorldRobot(CONFIG), TRACK, clock=ManualClock())
     assert report.passed, str(report)
 
 
@@ -36,7 +38,7 @@ def test_a_policy_feels_its_set_point_and_sees_the_goal_and_nothing_else(robot: 
     names = [d.name for d in robot.spec.state]
     assert names[:4] == ["set_point_x", "set_point_y", "set_point_z", "gripper_opening"]
     assert names[4:] == [f"goal_{what}{axis}" for what in ("", "v") for axis in "xyz"]
-    assert not robot.spec.cameras and robot.spec.hash == metaworld_spec(track_config()).hash
+    assert not robot.spec.cameras and robot.spec.hash == metaworld_spec(CONFIG).hash
     robot.reset(TRACK, 3)
     before = robot.read()
     assert before.task == instruction(TRACK) == "follow the goal"
