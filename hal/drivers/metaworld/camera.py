@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hal.cameras.picture import resize_image
 from hal.driver_host.priority import ordinary
 from hal.drivers.metaworld.render import Renderer, render_error
 from hal.drivers.metaworld.simulation import Pose, Simulation, import_simulator
@@ -34,10 +35,7 @@ class _Framing:
 
     def frame(self, time_ns: int, picture: np.ndarray, preview: bool) -> Frame:
         """The policy's view of `picture`, with the picture itself if a `preview` is wanted and due."""
-        import cv2
-
-        # Each pixel is the mean of the ones it covers, so that small things do not flicker.
-        small = cv2.resize(picture, (self._size_px, self._size_px), interpolation=cv2.INTER_AREA)
+        small = resize_image(picture, self._size_px, self._size_px)
         if not preview or 0 <= time_ns - self._previewed_ns < _PREVIEW_NS:
             return Frame(time_ns, small)
         self._previewed_ns = time_ns

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hal.cameras.picture import resize_image
 from hal.drivers.ros2.config import Field
 from hal.drivers.ros2.wrapper import interface
 from wire.errors import InvalidDataError
@@ -179,9 +180,7 @@ def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.
             f"'{topic}': pictures of {image.shape[0]}x{image.shape[1]}; camera '{spec.name}' of the spec has "
             f"{spec.height}x{spec.width}. Set the camera's size, or `resize` for it."
         )
-    import cv2
-
-    return cv2.resize(image, (spec.width, spec.height), interpolation=cv2.INTER_AREA)
+    return resize_image(image, spec.height, spec.width)
 
 
 def raw_image(camera: str, image: np.ndarray, time_ns: int) -> Any:

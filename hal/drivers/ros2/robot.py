@@ -195,7 +195,7 @@ class Ros2Robot:
 
     def _sent(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
-        if self.config.deltas == "as_they_are":
+        if not self.config.targets:
             return limited, limited
         states = {d.name: (index, d) for index, d in enumerate(self.spec.state)}
         measured: np.ndarray | None = None

@@ -268,7 +268,7 @@ def test_an_action_that_is_none_moves_nothing() -> None:
 def test_a_spec_made_for_another_environment_is_refused() -> None:
     full = replace(CONFIG, control_hz=20.0, action=GymPart("", ("a", "b"), ("1",), (-1.0,), (1.0,)))
     robot = GymRobot(full)  # everything is said: no environment was asked
-    with pytest.raises(ConfigError, match="action has 2 names, but the environment takes 1"):
+    with pytest.raises(ConfigError, match=r"action.names has 2 values for 1 numbers"):
         robot.connect()
 
 

@@ -153,11 +153,9 @@ def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:
         robot_spec(Ros2Config(str(path)))
     with pytest.raises(ConfigError, match=r"of 'arm': cameras names 'frant'. Did you mean 'front'"):
         robot_spec(Ros2Config(ARM, cameras={"frant": ImageTopic()}))
-    with pytest.raises(ConfigError, match="targets are only used with deltas"):
-        Ros2Config(ARM, targets={"elbow": IntegrationTarget("elbow")})
     with pytest.raises(ConfigError, match="stepped needs executed"):
         Ros2Config(ARM, stepped=True)
     with pytest.raises(ConfigError, match="stepped needs stamps: header"):
         Ros2Config(ARM, stepped=True, executed=True, stamps="arrival")
-    with pytest.raises(ConfigError, match="say which state dimension move_x, move_y, move_z"):
-        robot_spec(Ros2Config(fake_spec(FakeConfig()), deltas="integrated"))
+    with pytest.raises(ConfigError, match="say which state dimension move_y, move_z"):
+        robot_spec(Ros2Config(fake_spec(FakeConfig()), targets={"move_x": IntegrationTarget("x")}))
