@@ -112,7 +112,7 @@ def discover(nodes: Iterable[Node]) -> tuple[dict[str, str], list[str]]:
     return robots, complaints
 
 
-def place(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
+def choose_node(part: Part, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
     """Where `part` goes among the living `nodes`, next to the other parts' requests `placed` (by part name).
 
     A sentence that says for what it waits, when there is no place now.

@@ -135,12 +135,12 @@ class FakeRobot:
 
     def connect(self) -> None:
         """Raises `RobotError` while its faults say so."""
-        self._misbehave("connect")
+        self._apply_faults("connect")
         self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
         """Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`."""
-        self._misbehave("reset")
+        self._apply_faults("reset")
         check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
         self._resets += 1
         self._tick = self._reads = 0
@@ -153,20 +153,20 @@ class FakeRobot:
 
     def read(self) -> Observation:
         """State float32[4] and the newest frame. Raises `RobotError` before the first reset."""
-        self._misbehave("read")
-        self._ready("read")
+        self._apply_faults("read")
+        self._require_scene("read")
         assert self._frame is not None
         time_ns = self._clock.now_ns()
         observation = Observation(time_ns, self._state.copy(), {"front": self._frame}, FAKE_INSTRUCTIONS[self.task])
         self._reads += 1
-        return self._spoil(observation)
+        return self._corrupt(observation)
 
     def write(self, action: np.ndarray) -> Feedback:
         """Move the point. Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves
         then.
         """
-        self._misbehave("write")
-        self._ready("write")
+        self._apply_faults("write")
+        self._require_scene("write")
         executed = np.asarray(action, np.float32).copy()
         if not self._fault("ignore_limits"):
             executed = limit_action(self.spec, action)
@@ -188,7 +188,7 @@ class FakeRobot:
         """From the point to the goal."""
         return float(np.linalg.norm(self._state[:3] - self.goal))
 
-    def _ready(self, what: str) -> None:
+    def _require_scene(self, what: str) -> None:
         if not self.task:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
 
@@ -198,7 +198,7 @@ class FakeRobot:
             return False
         return not faults.only_while or Path(faults.only_while.format(robot=os.environ.get(ROBOT, ""))).exists()
 
-    def _misbehave(self, call: str) -> None:
+    def _apply_faults(self, call: str) -> None:
         """What goes wrong in any call: it raises, or does not come back."""
         gone = self._fault("unplugged")
         if gone:
@@ -222,7 +222,7 @@ class FakeRobot:
             image[max(0, row - half) : row + half, max(0, column - half) : column + half, channel] = colour
         return image
 
-    def _spoil(self, observation: Observation) -> Observation:
+    def _corrupt(self, observation: Observation) -> Observation:
         time_ns, state, images = observation.time_ns, observation.state, observation.images
         if self._fault("nan_state"):
             state = np.full_like(state, np.nan)

@@ -135,7 +135,7 @@ def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
-def picture(message: Any, topic: str) -> np.ndarray:
+def decode_picture(message: Any, topic: str) -> np.ndarray:
     """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidDataError` for what it is not."""
     return _compressed(message, topic) if hasattr(message, "format") else _raw(message, topic)
 
@@ -171,7 +171,7 @@ def _compressed(message: Any, topic: str) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
+def fit_picture(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
     """`image` in the size of `spec`. Raises `InvalidDataError` when it has another and `resize` is not wanted."""
     if image.shape[:2] == (spec.height, spec.width):
         return image

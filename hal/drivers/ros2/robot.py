@@ -93,7 +93,7 @@ class Ros2Robot:
                     f"{self._graph_hint(topics['joint_states'])}"
                 )
         except BaseException:
-            self._give_back()
+            self._release()
             raise
         self._synchronizer = synchronizer
 
@@ -124,7 +124,7 @@ class Ros2Robot:
             around = " ".join(map(self._graph_hint, missing))
             raise RobotError(
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
-                f"{self._synchronizer.wrong()} {around}"
+                f"{self._synchronizer.faults()} {around}"
             )
         self._executed = np.zeros(self.spec.action_dim, np.float32)
         self._targets.clear()
@@ -136,7 +136,7 @@ class Ros2Robot:
         Raises `RobotError` for joint states that are too old, pictures that do not go with them, or a clock that
         jumped; it goes on by itself when they are right again.
         """
-        synchronizer = self._ready("read")
+        synchronizer = self._require_scene("read")
         try:
             return synchronizer.observation(self.config.tasks.get(self.task) or self.task)
         except RobotError:
@@ -150,7 +150,7 @@ class Ros2Robot:
         Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
         or no `executed` comes in time.
         """
-        synchronizer = self._ready("write")
+        synchronizer = self._require_scene("write")
         assert self._command is not None
         limited = limit_action(self.spec, action)
         who = f"robot '{self.spec.embodiment}'"
@@ -159,7 +159,7 @@ class Ros2Robot:
                 f"{who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
                 "running? The command was not sent."
             )
-        sent, executed = self._sent(synchronizer, limited)
+        sent, executed = self._integrate(synchronizer, limited)
         self._publish(self._command, sent)
         if not self.config.executed:
             self._executed = executed
@@ -181,19 +181,19 @@ class Ros2Robot:
         """Stop the robot, by its service or by a command to hold, and give the node back. May be called twice."""
         if self._synchronizer is not None:
             try:
-                self._halt()
+                self._stop_moving()
             except FleetError as error:
                 log.warning("robot '%s': could not be stopped over ROS 2: %s", self.spec.embodiment, error)
-        self._give_back()
+        self._release()
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _ready(self, what: str) -> MessageSynchronizer:
+    def _require_scene(self, what: str) -> MessageSynchronizer:
         if self._synchronizer is None or not self.task:
             raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
         return self._synchronizer
 
-    def _sent(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _integrate(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
         if not self.config.targets:
             return limited, limited
@@ -213,11 +213,11 @@ class Ros2Robot:
             sent[index], executed[index] = end, (end - begin) / target.scale
         return sent, executed
 
-    def _halt(self) -> None:
+    def _stop_moving(self) -> None:
         if self._stop is not None:
             self._trigger(self._stop, _STOP_S)
         elif self.task and self._command is not None and self._command.subscriptions and self._synchronizer is not None:
-            still, _ = self._sent(self._synchronizer, hold_action(self.spec, self._executed))
+            still, _ = self._integrate(self._synchronizer, hold_action(self.spec, self._executed))
             self._publish(self._command, still)
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
@@ -233,7 +233,7 @@ class Ros2Robot:
         self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
         publisher.send(command(self.spec, self.config.joints, values, self._stamp_ns))
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self._synchronizer, self.task = None, ""
         self._camera_node.close()
         self._node.close()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource
-from hal.drivers.ros2.messages import StateReader, fitted, picture, read_executed, stamp_ns
+from hal.drivers.ros2.messages import StateReader, decode_picture, fit_picture, read_executed, stamp_ns
 from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
@@ -84,8 +84,8 @@ class ReceivedPictures:
 
     def convert(self, message: Any, time_ns: int) -> Frame:
         """Slow, needs no lock. Raises `InvalidDataError`."""
-        seen = picture(message, self.topic)
-        image = fitted(seen, self.spec, self._resize, self.topic)
+        seen = decode_picture(message, self.topic)
+        image = fit_picture(seen, self.spec, self._resize, self.topic)
         return Frame(time_ns, image, None if image is seen else seen)
 
     def add(self, stamp: int, frame: Frame) -> str:
@@ -255,7 +255,7 @@ class MessageSynchronizer:
             return [self._topic, *(one.topic for one in self.pictures.values() if not one.frames)]
         return [one.topic for one in self.pictures.values() if one.at(self._state.stamp) is None]
 
-    def wrong(self) -> str:
+    def faults(self) -> str:
         """What is wrong with the newest messages, '' when nothing is."""
         with self._changed:
             return " ".join(self._wrong.values())

@@ -142,7 +142,7 @@ class RosNode:
             for name, value in self._parameters.items():
                 self._node.declare_parameter(name, value)
         except Exception as error:
-            self._give_back()
+            self._release()
             raise ConfigError(
                 f"ROS 2 node '{self.name}' in namespace '{self._namespace or '/'}' cannot be made with arguments "
                 f"{self._arguments}: {type(error).__name__}: {error}."
@@ -162,9 +162,9 @@ class RosNode:
             self._thread.join(5.0)
             if self._thread.is_alive():
                 log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.name)
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         if self._node is not None:
             self._node.destroy_node()
         if self._context is not None and not self._borrowed and self._context.ok():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.drivers.metaworld.camera import _Framing
+from hal.drivers.metaworld.camera import _FrameMaker
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.render import Renderer, coarsen_meshes
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
@@ -206,7 +206,7 @@ def test_larger_pictures_come_when_they_are_asked_for_and_change_nothing_else() 
 
 
 def test_not_every_frame_brings_a_larger_picture() -> None:
-    framing = _Framing(2)
+    framing = _FrameMaker(2)
     frames = [framing.frame(n * 50_000_000, np.zeros((4, 4, 3), np.uint8), True) for n in range(6)]
     assert [frame.preview is not None for frame in frames] == [True, False] * 3
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, instruction, simulator_name
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, instruction
 from wire.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def test_the_sentences() -> None:
 
 def test_the_names_are_the_simulators() -> None:
     names = pytest.importorskip("metaworld.env_dict").ALL_V3_ENVIRONMENTS
-    assert sorted(map(simulator_name, KNOWN_TASKS)) == sorted(names)
+    assert sorted(f"{task}-v3" for task in KNOWN_TASKS) == sorted(names)
     assert list(KNOWN_TASKS) == sorted(KNOWN_TASKS)
     assert {*PIXEL_TASKS, *STATE_TASKS} <= set(KNOWN_TASKS)
 
