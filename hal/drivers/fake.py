@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.interfaces.robot import ROBOT, Feedback, check_reset
+from hal.interfaces.robot import ROBOT, Feedback, check_reset, check_task, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, suggest
+from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 _REACH_M = 0.3
@@ -86,10 +86,7 @@ class FakeConfig:
 
     def __post_init__(self) -> None:
         for task in self.tasks:
-            if task not in _GOALS:
-                raise ConfigError(
-                    f"FakeConfig: no task '{task}'.{suggest(task, _GOALS)} It knows: {', '.join(_GOALS)}."
-                )
+            check_task("FakeConfig", task, _GOALS)
         if not self.tasks or self.camera_every_ticks < 1 or self.image_px < 4:
             raise ConfigError("FakeConfig: needs a task, camera_every_ticks of at least 1 and image_px of at least 4.")
 
@@ -120,6 +117,7 @@ class FakeRobot:
         self.config = config or FakeConfig()
         self.spec = fake_spec(self.config)
         self.tasks = self.config.tasks
+        self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self.goal: np.ndarray = np.zeros(3, np.float32)
         """float32[3], m"""
@@ -141,7 +139,7 @@ class FakeRobot:
     def reset(self, task: str, seed: int) -> None:
         """Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`."""
         self._apply_faults("reset")
-        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
+        check_reset(self._who, task, self.tasks, seed, self._connected)
         self._resets += 1
         self._tick = self._reads = 0
         rng = np.random.default_rng((seed, self._resets if self._fault("forget_seed") else 0))
@@ -154,7 +152,7 @@ class FakeRobot:
     def read(self) -> Observation:
         """State float32[4] and the newest frame. Raises `RobotError` before the first reset."""
         self._apply_faults("read")
-        self._require_scene("read")
+        require_scene(self._who, "read", self.task or None)
         assert self._frame is not None
         time_ns = self._clock.now_ns()
         observation = Observation(time_ns, self._state.copy(), {"front": self._frame}, FAKE_INSTRUCTIONS[self.task])
@@ -166,7 +164,7 @@ class FakeRobot:
         then.
         """
         self._apply_faults("write")
-        self._require_scene("write")
+        require_scene(self._who, "write", self.task or None)
         executed = np.asarray(action, np.float32).copy()
         if not self._fault("ignore_limits"):
             executed = limit_action(self.spec, action)
@@ -188,10 +186,6 @@ class FakeRobot:
         """From the point to the goal."""
         return float(np.linalg.norm(self._state[:3] - self.goal))
 
-    def _require_scene(self, what: str) -> None:
-        if not self.task:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-
     def _fault(self, name: str) -> bool:
         faults = self.config.faults
         if not getattr(faults, name) or self._tick < faults.from_tick:
@@ -204,7 +198,7 @@ class FakeRobot:
         if gone:
             self.close()
         if gone or self._fault(f"raise_on_{call}"):
-            raise RobotError(f"robot '{self.spec.embodiment}': the arm does not answer; check its cable and power.")
+            raise RobotError(f"{self._who}: the arm does not answer; check its cable and power.")
         while self._fault(f"block_in_{call}"):
             time.sleep(0.02)
 

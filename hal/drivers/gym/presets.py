@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from hal.drivers.gym.robot import GymRobot
 from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
-from hal.drivers.metaworld.tasks import check_task, instruction
+from hal.drivers.metaworld.tasks import instruction
+from hal.interfaces.robot import check_task
 from wire.clock import Clock
 from wire.types import CommandType, Dimension
 
@@ -70,7 +71,7 @@ def aloha(task: str = "transfer-cube", height: int = 120, width: int = 160) -> G
 
     gym-aloha draws 480x640 at every step, which a CPU does 5 to 10 times a second; here it is shrunk.
     """
-    check_task(task, _ALOHA, "aloha")
+    check_task("aloha", task, _ALOHA)
     env_id, instruction = _ALOHA[task]
     joints = [Dimension(f"{arm}_{joint}", *limits) for arm in ("left", "right") for joint, limits in _JOINTS.items()]
     return GymConfig(
@@ -91,7 +92,7 @@ def fetch(task: str = "reach") -> GymConfig:
 
     Action: the hand's change in 5 cm per step, and the gripper. FetchReach keeps its gripper shut.
     """
-    check_task(task, _FETCH, "fetch")
+    check_task("fetch", task, _FETCH)
     env_id, instruction = _FETCH[task]
     hand = _vector("hand", "m", 3.0)
     gripper = [Dimension(f"finger_{side}", "m", -0.1, 0.1) for side in ("right", "left")]

@@ -13,7 +13,7 @@ import numpy as np
 
 from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.spec import RENDER, GymConfig, GymTask, check_spaces, gym_spec, make_env, read_spaces
-from hal.interfaces.robot import Feedback, check_reset
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import FleetError, InvalidDataError, RobotError
@@ -71,7 +71,7 @@ class GymRobot:
 
     def read(self) -> Observation:
         """The state, float32[ds], the newest frames, the instruction. Raises `RobotError`."""
-        self._require_scene("read")
+        require_scene(self._where, "read", self._env)
         self._capture()
         frames = {name: frame for name, (_, frame) in self._frames.items()}
         return Observation(self._clock.now_ns(), self._state(), frames, self._text)
@@ -81,7 +81,7 @@ class GymRobot:
 
         Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
-        self._require_scene("write")
+        require_scene(self._where, "write", self._env)
         executed = limit_action(self.spec, action)
         if self._ended:
             return Feedback(hold_action(self.spec, self._executed), 0.0, self._success)
@@ -110,10 +110,6 @@ class GymRobot:
     @property
     def _where(self) -> str:
         return f"robot '{self.spec.embodiment}'"
-
-    def _require_scene(self, what: str) -> None:
-        if self._env is None:
-            raise RobotError(f"{self._where}: {what} without a scene; call reset() first.")
 
     def _env_for(self, task: GymTask, seed: int) -> Any:
         key = repr((task.env_id, task.kwargs))

@@ -18,7 +18,7 @@ from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.picture import resize_image, to_rgb
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, components, lerobot_spec
-from hal.interfaces.robot import Feedback, check_reset
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidDataError, RobotError
@@ -132,14 +132,14 @@ class LeRobotRobot:
 
     def read(self) -> Observation:
         """State float32[ds] and the newest picture of each camera. Raises `RobotError` when a motor does not answer."""
-        self._require_task("read")
+        require_scene(self._what, "read", self._task or None)
         seen, time_ns = self._observe()
         frames = {camera.name: self._frame(camera, seen.get(camera.name), time_ns) for camera in self.spec.cameras}
         return Observation(time_ns, self._state_of(seen), frames, self.config.tasks[self._task])
 
     def write(self, action: np.ndarray) -> Feedback:
         """Send `action`; raises `InvalidDataError` for one that is none, `RobotError` when the bus does not take it."""
-        self._require_task("write")
+        require_scene(self._what, "write", self._task or None)
         return Feedback(self._send(limit_action(self.spec, action)))
 
     def close(self) -> None:
@@ -255,7 +255,3 @@ class LeRobotRobot:
         frame = Frame(time_ns if taken_ns is None else taken_ns, small, None if same else whole)
         self._frames[camera.name] = image, frame
         return frame
-
-    def _require_task(self, what: str) -> None:
-        if not self._task:
-            raise RobotError(f"{self._what}: {what} without a task; call reset() first.")

@@ -13,11 +13,11 @@ import numpy as np
 
 from hal.drivers.metaworld.camera import InlineCamera, ThreadedMetaWorldCamera
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, check_task, instruction
-from hal.interfaces.robot import Feedback, check_reset
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, instruction
+from hal.interfaces.robot import Feedback, check_reset, check_task, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError
+from wire.errors import ConfigError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 
@@ -44,7 +44,7 @@ class MetaWorldConfig:
         if self.observation not in ("pixels", "state"):
             raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is neither pixels nor state.")
         for task in self.tasks:
-            check_task(task, KNOWN_TASKS, "MetaWorldConfig")
+            check_task("MetaWorldConfig", task, KNOWN_TASKS)
         ticks = CONTROL_HZ / self.camera_hz if self.camera_hz > 0 else 0
         if ticks < 1 or ticks != int(ticks):
             raise ConfigError(
@@ -88,6 +88,7 @@ class MetaWorldRobot:
         self.config = config or MetaWorldConfig()
         self.spec = metaworld_spec(self.config)
         self.tasks = self.config.tasks
+        self._who = f"robot '{self.spec.embodiment}'"
         self._clock = clock or MonotonicClock()
         self._connected = False
         self._camera: InlineCamera | ThreadedMetaWorldCamera | None = None
@@ -120,7 +121,7 @@ class MetaWorldRobot:
         Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`, `RenderError`
         when the camera gives no frame.
         """
-        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
+        check_reset(self._who, task, self.tasks, seed, self._connected)
         if self._camera is not None:
             self._camera.pause()
         self._simulation = None
@@ -134,7 +135,7 @@ class MetaWorldRobot:
 
     def read(self) -> Observation:
         """The state, float32[4] or [39], the camera's newest frame, the instruction. Raises `RobotError`."""
-        state = self._require_scene("read").observation[: self.spec.state_dim].astype(np.float32)
+        state = require_scene(self._who, "read", self._simulation).observation[: self.spec.state_dim].astype(np.float32)
         frames: dict[str, Frame] = {}
         if self._camera is not None:
             frames[self.config.camera] = self._camera.frame()
@@ -145,7 +146,7 @@ class MetaWorldRobot:
 
         Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
-        simulation = self._require_scene("write")
+        simulation = require_scene(self._who, "write", self._simulation)
         executed = limit_action(self.spec, action)
         reward, success = simulation.step(executed)
         if self._camera is not None:
@@ -154,7 +155,7 @@ class MetaWorldRobot:
 
     def privileged(self) -> np.ndarray:
         """What a scripted operator knows, never for a policy of pixels: float64[39], MetaWorld's whole observation."""
-        return self._require_scene("privileged").observation
+        return require_scene(self._who, "privileged", self._simulation).observation
 
     @property
     def task(self) -> str:
@@ -175,11 +176,6 @@ class MetaWorldRobot:
             simulation.close()
         self._camera, self._simulation, self._connected = None, None, False
         self._simulations.clear()
-
-    def _require_scene(self, what: str) -> Simulation:
-        if self._simulation is None:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-        return self._simulation
 
 
 def _axes(name: str, unit: str, low: tuple[float, ...], high: tuple[float, ...]) -> tuple[Dimension, ...]:

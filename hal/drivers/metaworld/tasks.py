@@ -5,9 +5,7 @@ Imports no simulator, so a command line can list tasks anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from wire.errors import ConfigError, suggest
+from hal.interfaces.robot import check_task
 
 KNOWN_TASKS = (
     "assembly",
@@ -80,19 +78,12 @@ _INSTRUCTIONS = {
 _VERBS_LAST = ("open", "close", "lock", "unlock", "turn", "push", "pull", "press", "insert", "slide", "place")
 
 
-def check_task(task: str, known: Iterable[str], where: str) -> None:
-    """Raise `ConfigError` with the nearest known name if `task` is not in `known`."""
-    known = tuple(known)
-    if task not in known:
-        raise ConfigError(f"{where}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
-
-
 def instruction(task: str) -> str:
     """What a person would tell the robot, such as `"open the drawer"` for `drawer-open`.
 
     A task without a sentence of its own gets one from its name. Raises `ConfigError` for a name that is not known.
     """
-    check_task(task, KNOWN_TASKS, "MetaWorld")
+    check_task("MetaWorld", task, KNOWN_TASKS)
     if task in _INSTRUCTIONS:
         return _INSTRUCTIONS[task]
     words = task.split("-")

@@ -17,7 +17,7 @@ from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, command
 from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
 from hal.drivers.ros2.wrapper import Client, Publisher, RosNode
-from hal.interfaces.robot import Feedback, check_reset
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
@@ -42,6 +42,7 @@ class Ros2Robot:
         self.config = config
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
+        self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
         where = (config.namespace, config.domain_id)
@@ -89,7 +90,7 @@ class Ros2Robot:
             self._stop = node.client(TRIGGER, config.topics.stop) if config.stop else None
             if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
                 raise RobotError(
-                    f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
+                    f"{self._who}: {wrong}, waited {config.connect_timeout_s:g} s. "
                     f"{self._graph_hint(topics['joint_states'])}"
                 )
         except BaseException:
@@ -102,7 +103,7 @@ class Ros2Robot:
 
         Raises `ConfigError` for a task that it does not know, `RobotError` for a reset that failed or took too long.
         """
-        config, who = self.config, f"robot '{self.spec.embodiment}'"
+        config, who = self.config, self._who
         check_reset(who, task, self.tasks or (task,), seed, self._synchronizer is not None)
         assert self._synchronizer is not None
         self.task = ""
@@ -136,7 +137,7 @@ class Ros2Robot:
         Raises `RobotError` for joint states that are too old, pictures that do not go with them, or a clock that
         jumped; it goes on by itself when they are right again.
         """
-        synchronizer = self._require_scene("read")
+        synchronizer = require_scene(self._who, "read", self._synchronizer if self.task else None)
         try:
             return synchronizer.observation(self.config.tasks.get(self.task) or self.task)
         except RobotError:
@@ -150,13 +151,12 @@ class Ros2Robot:
         Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
         or no `executed` comes in time.
         """
-        synchronizer = self._require_scene("write")
+        synchronizer = require_scene(self._who, "write", self._synchronizer if self.task else None)
         assert self._command is not None
         limited = limit_action(self.spec, action)
-        who = f"robot '{self.spec.embodiment}'"
         if not self._command.subscriptions:
             raise RobotError(
-                f"{who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
+                f"{self._who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
                 "running? The command was not sent."
             )
         sent, executed = self._integrate(synchronizer, limited)
@@ -171,7 +171,7 @@ class Ros2Robot:
         self._silent = feedback is None
         if feedback is None:
             raise RobotError(
-                f"{who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
+                f"{self._who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
                 f"{timeout_s:g} s ago. Is the robot's node running and active?"
             )
         self._executed = feedback.executed
@@ -183,15 +183,10 @@ class Ros2Robot:
             try:
                 self._stop_moving()
             except FleetError as error:
-                log.warning("robot '%s': could not be stopped over ROS 2: %s", self.spec.embodiment, error)
+                log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
         self._release()
 
     # --- parts ------------------------------------------------------------------------------------------------------
-
-    def _require_scene(self, what: str) -> MessageSynchronizer:
-        if self._synchronizer is None or not self.task:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-        return self._synchronizer
 
     def _integrate(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
@@ -223,10 +218,7 @@ class Ros2Robot:
     def _trigger(self, service: Client, timeout_s: float) -> None:
         answer = service.call(timeout_s)
         if not answer.success:
-            raise RobotError(
-                f"robot '{self.spec.embodiment}': service '{service.name}' failed: "
-                f"{answer.message or 'no reason given'}."
-            )
+            raise RobotError(f"{self._who}: service '{service.name}' failed: {answer.message or 'no reason given'}.")
 
     def _publish(self, publisher: Publisher, values: np.ndarray) -> None:
         # Also on a clock that stands still, each command has a stamp of its own.
