@@ -222,4 +222,4 @@ def _check_names(
         ("leave_out", config.leave_out, set(seen)),
     ):
         for name in names:
-            require_dimension(f"{config.what}: {where}", name, sorted(known))
+            require_dimension(f"{config.what}: `{where}`", name, sorted(known))

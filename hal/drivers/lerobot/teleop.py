@@ -221,7 +221,7 @@ class LeRobotTeleop:
             ("changes", self.config.changes),
         ):
             for name in names:
-                require_dimension(f"{self._what} for robot '{spec.embodiment}': {where}", name, actions)
+                require_dimension(f"{self._what} for robot '{spec.embodiment}': `{where}`", name, actions)
         for d in spec.action:
             if d.name in self.config.changes and d.meaning is CommandType.absolute:
                 raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")

@@ -153,7 +153,7 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
         ("targets", [target.state for target in config.targets.values()], states),
     ):
         for name in given:
-            require_dimension(f"Ros2Config of '{spec.embodiment}': {what}", name, known)
+            require_dimension(f"Ros2Config of '{spec.embodiment}': `{what}`", name, known)
     if config.targets:
         missing = [d.name for d in spec.action if d.meaning is CommandType.delta and d.name not in config.targets]
         if missing:

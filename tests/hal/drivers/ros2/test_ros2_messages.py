@@ -151,7 +151,7 @@ def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:
     path.write_text("{}")
     with pytest.raises(ConfigError, match="is not a robot spec"):
         robot_spec(Ros2Config(str(path)))
-    with pytest.raises(ConfigError, match=r"of 'arm': cameras names 'frant'. Did you mean 'front'"):
+    with pytest.raises(ConfigError, match=r"of 'arm': `cameras` names 'frant'. Did you mean 'front'"):
         robot_spec(Ros2Config(ARM, cameras={"frant": ImageTopic()}))
     with pytest.raises(ConfigError, match="stepped needs executed"):
         Ros2Config(ARM, stepped=True)
