@@ -24,7 +24,6 @@ from fleet.ray_backend.resources import (
     discover,
     living,
     robot_resource,
-    robots_on,
 )
 from robot_edge.uplink.spool import Spool
 from wire.errors import ConfigError
@@ -49,7 +48,8 @@ def _nodes(*nodes: Node) -> dict[str, Node]:
 class TestResources:
     def test_robots_are_custom_resources_of_their_nodes(self) -> None:
         assert robot_resource("arm-1") == "robot:arm-1"
-        assert robots_on({"CPU": 4, "robot:b": 1, "robot:a": 1.0, "robot:c": 0, "node:10.0.0.1": 1}) == ("a", "b")
+        node = Node("1", "one", {"CPU": 4, "robot:b": 1, "robot:a": 1.0, "robot:c": 0, "node:10.0.0.1": 1})
+        assert discover([node]) == ({"a": "one", "b": "one"}, [])
         with pytest.raises(ConfigError, match="'a b' cannot be a name"):
             robot_resource("a b")
 
