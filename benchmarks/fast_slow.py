@@ -34,9 +34,11 @@ import numpy as np
 from benchmarks.async_delay.statistics import shown, wilson
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
-from hal.drivers.metaworld.dynamics import metaworld_motion
-from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
-from hal.drivers.metaworld.tasks import PIXEL_TASKS
+from hal.drivers.metaworld.dynamics import HandMotion
+from hal.drivers.metaworld.expert import MetaWorldExpert
+from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, MetaWorldRobot, metaworld_spec
+from hal.drivers.metaworld.tasks import PIXEL_TASKS, instruction
+from wire.clock import Clock
 from wire.types import Latent, Observation
 
 if TYPE_CHECKING:
@@ -73,6 +75,10 @@ class FastSlowSize:
     @property
     def config(self) -> MetaWorldConfig:
         return MetaWorldConfig(tasks=self.tasks, observation="pixels")
+
+    def robot(self, clock: Clock) -> MetaWorldRobot:
+        """Stamped by `clock`."""
+        return MetaWorldRobot(self.config, clock)
 
 
 FULL = FastSlowSize(PIXEL_TASKS, 15, 8_000, 10)
@@ -216,18 +222,21 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     kept = home / f"{kind.replace(' ', '-')}.safetensors"
     if kept.exists():
         return kept.read_bytes()
-    config, spec = size.config, metaworld_spec(size.config)
+    spec = metaworld_spec(size.config)
     recorded = home / "demonstrations"
     begun = time.monotonic()
     if not (home / "recorded").exists():
         pushes = Pushes(share=0.6, strength=(0.3, 0.6))
-        demonstrate(BufferLocation(recorded), config, size.demonstrations, 150, 10_000 * seed, pushes)
+        demonstrate(
+            BufferLocation(recorded), size.robot, MetaWorldExpert, size.demonstrations, 150, 10_000 * seed, pushes
+        )
         (home / "recorded").touch()
         sys.stderr.write(f"seed {seed}: demonstrations ({time.monotonic() - begun:.0f} s)\n")
     begun = time.monotonic()
     network = pixels_network(spec, max_offset=MAX_OFFSET if kind == KINDS[0] else 0)
     training = Training(size.gradient_steps, hg_dagger.pixels())
-    weights = train(BufferLocation(recorded), spec, size.tasks, network, metaworld_motion(config), training, seed)
+    tasks = {task: instruction(task) for task in size.tasks}
+    weights = train(BufferLocation(recorded), spec, tasks, network, HandMotion(spec), training, seed)
     kept.write_bytes(weights)
     sys.stderr.write(f"seed {seed}: trained '{kind}' ({time.monotonic() - begun:.0f} s)\n")
     return weights
@@ -243,15 +252,14 @@ def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[d
 
     spec = metaworld_spec(size.config)
     policy = policy_of(weights, spec)
-    stage = Stage(size.config)
+    stage = Stage(size.robot)
     fast = kind == KINDS[0]
     delay = ACT_DELAY_TICKS if fast else round(CONTROL_HZ / hz)
     if fast:
         config = ChunkingConfig("future_state", EXECUTE_TICKS, timeout_ticks=4 * delay)
     else:
         config = ChunkingConfig("sync", policy.horizon, timeout_ticks=4 * delay)
-    motion = metaworld_motion(size.config)
-    scheduler = make_scheduler(config, spec, policy.trained, motion, delay=DelayEstimator(first=delay))
+    scheduler = make_scheduler(config, spec, policy.trained, HandMotion(spec), delay=DelayEstimator(first=delay))
     thinker: SimulatedThinker = Paced(policy, stage, hz) if fast else AtOnce(policy)
     found = []
     try:
@@ -278,7 +286,7 @@ def _act_ms(size: FastSlowSize, weights: bytes, acts: int = 200) -> float:
     from benchmarks.async_delay.rollout import Stage
 
     policy = policy_of(weights, metaworld_spec(size.config))
-    stage = Stage(size.config)
+    stage = Stage(size.robot)
     try:
         stage.robot.reset(size.tasks[0], HELD_OUT)
         observation = stage.robot.read()

@@ -42,7 +42,6 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import PIXEL_TASKS, get_recipe
-from hal.drivers.metaworld.dynamics import metaworld_motion
 
 if TYPE_CHECKING:
     from cloud_learner.training.learner import Learner
@@ -181,7 +180,6 @@ def demonstrated(root: Path, size: PackingSize, seed: int) -> tuple[Recipe, Buff
         tasks=size.tasks,
         instructions={task: recipe.instructions[task] for task in size.tasks},
         make_policy=_policy,
-        motion=metaworld_motion(recipe.unpaced_config),
         chunking=replace(recipe.chunking, strategy="future_state"),
         delay=str(size.delay_ticks),
         evaluator=replace(recipe.evaluator, delay_ticks=0),

@@ -30,11 +30,25 @@ import msgspec
 import numpy as np
 
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
+from benchmarks.async_delay.track import (
+    EPISODE_TICKS,
+    TRACK,
+    TRACK_INSTRUCTION,
+    TrackOperator,
+    TrackRobot,
+    track_motion,
+    track_score,
+    track_spec,
+)
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
-from hal.drivers.metaworld.dynamics import metaworld_motion
-from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, track_config
-from hal.drivers.metaworld.track import EPISODE_TICKS, track_score
+from hal.drivers.metaworld.dynamics import HandMotion
+from hal.drivers.metaworld.expert import MetaWorldExpert
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metaworld_spec
+from hal.drivers.metaworld.tasks import instruction
+from hal.interfaces.dynamics import DynamicsModel
+from wire.clock import Clock
+from wire.types import RobotSpec
 
 if TYPE_CHECKING:
     from benchmarks.async_delay.rollout import Stage
@@ -55,7 +69,7 @@ STRATEGIES = (
     ("future_state", "one for all"),
     ("residual", "one for all"),
 )
-TASKS = ("track", "push")
+TASKS = (TRACK, "push")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +86,34 @@ class AsyncDelaySize:
     delays: tuple[int, ...] = (0, 2, 4, 8, 12)
 
     @property
-    def config(self) -> MetaWorldConfig:
-        return track_config() if self.task == "track" else MetaWorldConfig(tasks=(self.task,), observation="state")
+    def moving(self) -> bool:
+        """Whether the target moves."""
+        return self.task == TRACK
+
+    @property
+    def spec(self) -> RobotSpec:
+        return track_spec() if self.moving else metaworld_spec(self._config)
+
+    @property
+    def motion(self) -> DynamicsModel:
+        return track_motion() if self.moving else HandMotion(self.spec)
+
+    @property
+    def instruction(self) -> str:
+        return TRACK_INSTRUCTION if self.moving else instruction(self.task)
+
+    def robot(self, clock: Clock) -> MetaWorldRobot | TrackRobot:
+        """Stamped by `clock`."""
+        return TrackRobot(clock) if self.moving else MetaWorldRobot(self._config, clock)
+
+    @property
+    def _config(self) -> MetaWorldConfig:
+        return MetaWorldConfig(tasks=(self.task,), observation="state")
 
 
-FULL = (AsyncDelaySize("track", 300, 4_000, 40, EPISODE_TICKS), AsyncDelaySize("push", 150, 4_000, 40, 200))
+FULL = (AsyncDelaySize(TRACK, 300, 4_000, 40, EPISODE_TICKS), AsyncDelaySize("push", 150, 4_000, 40, 200))
 QUICK = (
-    AsyncDelaySize("track", 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
+    AsyncDelaySize(TRACK, 30, 300, 2, EPISODE_TICKS, (0,), (0, 4)),
     AsyncDelaySize("push", 10, 300, 2, 120, (0,), (0, 4)),
 )
 
@@ -96,7 +131,7 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
             done = list(pool.map(_seed, *zip(*work, strict=True), [root] * len(work)))
         found = dict(zip(work, done, strict=True))
     tables = {size.task: _table(size, [found[size, seed] for seed in size.seeds]) for size in sizes}
-    goals = [goal for size in sizes if size.task == "track" for goal in _goals(size, found)]
+    goals = [goal for size in sizes if size.moving for goal in _goals(size, found)]
     first, *others = sizes
     return Result(
         "Late actions: strategies and delays",
@@ -117,8 +152,7 @@ def _table(size: AsyncDelaySize, runs: list[dict[str, list[float]]]) -> list[dic
         row: dict[str, Any] = {"strategy": strategy, "checkpoint": checkpoint}
         for delay in size.delays:
             scores = np.array([one[_cell(strategy, checkpoint, delay)] for one in runs])
-            moving = size.task == "track"
-            interval = bootstrap(scores) if moving else wilson(int(scores.sum()), scores.size)
+            interval = bootstrap(scores) if size.moving else wilson(int(scores.sum()), scores.size)
             row[f"delay {delay}"] = shown(float(scores.mean()), interval)
         rows.append(row)
     return rows
@@ -186,7 +220,7 @@ def _seed(size: AsyncDelaySize, seed: int, root: Path) -> dict[str, list[float]]
     weights = {checkpoint: _checkpoint(size, seed, checkpoint, home) for checkpoint in ("plain", "one for all")}
     scores = home / "scores.json"
     found: dict[str, list[float]] = json.loads(scores.read_text()) if scores.exists() else {}
-    stage = Stage(size.config)
+    stage = Stage(size.robot)
     try:
         for strategy, checkpoint in STRATEGIES:
             begun, before = time.monotonic(), len(found)
@@ -219,11 +253,13 @@ def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) ->
     kept = home / f"{checkpoint.replace(' ', '-')}.safetensors"
     if kept.exists():
         return kept.read_bytes()
-    config, spec = size.config, metaworld_spec(size.config)
+    spec = size.spec
     begun = time.monotonic()
     recorded = home / "demonstrations"
     if not (home / "recorded").exists():
-        demonstrate(BufferLocation(recorded), config, size.demonstrations, size.max_ticks, 10_000 * seed)
+        operator = TrackOperator if size.moving else MetaWorldExpert
+        location = BufferLocation(recorded)
+        demonstrate(location, size.robot, operator, size.demonstrations, size.max_ticks, 10_000 * seed)
         (home / "recorded").touch()
         _say(size, seed, f"{size.demonstrations} demonstrations", begun)
     begun = time.monotonic()
@@ -232,9 +268,9 @@ def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) ->
     # One operator, who always does the same at the same place: error of an action 0.03 after 2,000 steps, with velocity
     # still 0.2 after 4,000.
     network = msgspec.structs.replace(network, predict="action")
-    motion = metaworld_motion(config)
     training = Training(size.gradient_steps)
-    weights = train(BufferLocation(recorded), spec, config.tasks, network, motion, training, seed)
+    tasks = {size.task: size.instruction}
+    weights = train(BufferLocation(recorded), spec, tasks, network, size.motion, training, seed)
     kept.write_bytes(weights)
     _say(size, seed, f"{size.gradient_steps} gradient steps ({checkpoint})", begun)
     return weights
@@ -248,19 +284,19 @@ def evaluate(size: AsyncDelaySize, stage: Stage, weights: bytes, strategy: str, 
     from robot_edge.chunking.factory import make_scheduler
     from robot_edge.chunking.scheduler import DelayEstimator
 
-    spec = metaworld_spec(size.config)
+    spec = size.spec
     policy = policy_of(weights, spec)
     scheduler = make_scheduler(
         ChunkingConfig(strategy, EXECUTE_TICKS),
         spec,
         policy.trained,
-        metaworld_motion(size.config),
+        size.motion,
         delay=DelayEstimator(first=delay),
     )
     scores = []
     for number in range(size.episodes):
         episode = stage.play(policy, AtOnce(policy), scheduler, size.task, HELD_OUT + number, size.max_ticks, delay)
-        scores.append(track_score(list(episode.rewards)) if size.task == "track" else float(episode.success))
+        scores.append(track_score(list(episode.rewards)) if size.moving else float(episode.success))
     return scores
 
 

@@ -8,18 +8,20 @@ chose them, and no window of training reaches over them. What the operator does 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from benchmarks.async_delay.track import TrackRobot
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from hal.drivers.metaworld.expert import MetaWorldExpert
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld.robot import MetaWorldRobot
 from hal.drivers.metaworld.simulation import CONTROL_HZ
+from hal.interfaces.robot import Robot, Teleoperator
 from robot_edge.uplink.segments import SegmentBuilder
-from wire.clock import ManualClock
+from wire.clock import Clock, ManualClock
 from wire.types import Actor, Episode, Step
 
 _ROBOT = "demonstrator"
@@ -61,7 +63,8 @@ def pushed(pushes: Pushes, rng: np.random.Generator) -> Iterator[np.ndarray | No
 
 def demonstrate(
     place: BufferLocation,
-    config: MetaWorldConfig,
+    make_robot: Callable[[Clock], MetaWorldRobot | TrackRobot],
+    make_operator: Callable[[Any], Teleoperator],
     episodes: int,
     max_ticks: int,
     seed: int,
@@ -73,9 +76,9 @@ def demonstrate(
     An episode ends so many ticks after its first success, or at `max_ticks`.
     """
     clock = ManualClock(10**9)
-    robot = MetaWorldRobot(config, clock)
+    robot = make_robot(clock)
     robot.connect()
-    operator = MetaWorldExpert(robot)
+    operator = make_operator(robot)
     ledger, store = place.open_writer()
     ledger.see_robot(_ROBOT, robot.spec, "simulated", time.monotonic_ns())
     try:
@@ -99,8 +102,8 @@ def demonstrate(
 
 
 def _play(
-    robot: MetaWorldRobot,
-    operator: MetaWorldExpert,
+    robot: Robot,
+    operator: Teleoperator,
     clock: ManualClock,
     builder: SegmentBuilder,
     disturbance: Iterator[np.ndarray | None],

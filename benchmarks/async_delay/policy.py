@@ -12,7 +12,6 @@ from cloud_learner.buffer.loading.dataset import open_dataset
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
 from cloud_learner.training.learner import Learner
-from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import DynamicsModel
 from policies.common.weights import read_header
 from policies.flow.config import FlowConfig
@@ -39,17 +38,20 @@ def policy_of(weights: bytes, spec: RobotSpec) -> FlowPolicy:
 def train(
     place: BufferLocation,
     spec: RobotSpec,
-    tasks: tuple[str, ...],
+    tasks: dict[str, str],
     network: FlowConfig,
     motion: DynamicsModel,
     training: Training,
     seed: int,
 ) -> bytes:
-    """The averaged weights after `training.steps` of imitation on the demonstrations in `place`."""
+    """The averaged weights after `training.steps` of imitation on the demonstrations in `place`.
+
+    `tasks`: the instruction of each.
+    """
     policy = FlowPolicy(spec, network, seed)
     algorithm = training.algorithm
     config = DatasetConfig(
-        tasks={task: instruction(task) for task in tasks},
+        tasks=tasks,
         target=imitation(),
         batch=algorithm.batch,
         horizon=policy.horizon,

@@ -7,17 +7,18 @@ stepped by hand, so that ages are counted in simulated ticks however busy the ma
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
+from hal.interfaces.robot import Robot
 from hal.safety.limiter import hold_action, limit_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.server import infer_chunk
-from wire.clock import ManualClock
+from wire.clock import Clock, ManualClock
 from wire.messages.local import ChunkReply
 from wire.types import Latent, Observation
 
@@ -73,10 +74,10 @@ class AtOnce:
 class Stage:
     """One simulated robot, used for many episodes."""
 
-    def __init__(self, config: MetaWorldConfig) -> None:
+    def __init__(self, make_robot: Callable[[Clock], Robot]) -> None:
         self.clock = ManualClock(10**9)
         """what the robot stamps with"""
-        self.robot = MetaWorldRobot(config, self.clock)
+        self.robot = make_robot(self.clock)
         self.robot.connect()
 
     def play(

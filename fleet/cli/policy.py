@@ -24,10 +24,10 @@ Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a flee
 @app.command()
 def check(recipe: Recipe = "pixels", policy: Policy = "", policy_config: PolicyConfig = "", seed: Seed = 0) -> None:
     """Run the conformance suite on a policy for the recipe's robot; exit status 1 when a promise is not kept."""
-    from fleet.tools.policy_commands import tuned
+    from fleet.tools.policy_commands import tuned_recipe
     from policies.conformance.check import check_policy
 
-    job = tuned(recipe, policy, policy_config)
+    job = tuned_recipe(recipe, policy, policy_config)
     typer.echo(f"checking {policy or 'the policy'} for recipe '{recipe}' …", err=True)
     checks = check_policy(lambda: job.make_policy(job.spec, seed))
     for one in checks:
@@ -48,10 +48,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """What a policy is and costs on this computer: parameters, bytes of a version, times of both paths, cameras."""
-    from fleet.tools.policy_commands import lines, look_at, tuned
+    from fleet.tools.policy_commands import format_cost, measure_cost, tuned_recipe
 
-    found = look_at(tuned(recipe, policy, policy_config), seed, rounds)
-    echo_json(found) if as_json else typer.echo("\n".join(lines(found)))
+    found = measure_cost(tuned_recipe(recipe, policy, policy_config), seed, rounds)
+    echo_json(found) if as_json else typer.echo("\n".join(format_cost(found)))
 
 
 @command(app, TryPolicyOptions, name="try", hidden=True)
@@ -76,11 +76,11 @@ def tiny(
 ) -> None:
     """Build a small lerobot checkpoint with random weights for the recipe's robot; needs no network connection."""
     from fleet.config.recipes import get_recipe
-    from fleet.tools.policy_commands import recorded
+    from fleet.tools.policy_commands import recorded_examples
     from policies.lerobot.tiny import build_tiny
 
     job = get_recipe(recipe, seed)
-    examples = recorded(data, job, chunk) if data is not None else None
+    examples = recorded_examples(data, job, chunk) if data is not None else None
     typer.echo(f"building a tiny {kind} for recipe '{recipe}' …", err=True)
     build_tiny(kind, out, job.spec, tuple(job.instructions.values()), chunk=chunk, seed=seed, examples=examples)
     typer.echo(f"{out} is a checkpoint: vla-fleet up --recipe {recipe} --policy lerobot:{out}")
@@ -93,9 +93,9 @@ def export(
     version: Annotated[int, typer.Option(min=0, help="Which published version; 0: the newest.")] = 0,
 ) -> None:
     """Write a version that a fleet learned back as a lerobot checkpoint."""
-    from fleet.tools.policy_commands import exported
+    from fleet.tools.policy_commands import export_version
 
-    number = exported(data, version, out)
+    number = export_version(data, version, out)
     typer.echo(f"version {number} of {data} is in {out}: a checkpoint for lerobot, and for --policy lerobot:{out}")
 
 
@@ -117,14 +117,14 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit a tokeniser on four fifths of what a fleet recorded, report it on the last fifth, and write it."""
-    from fleet.tools import policy_tokenizer as work
+    from fleet.tools import policy_commands as work
 
     chunks, spec = work.recorded_chunks(data, horizon)
     held_out = len(chunks) - len(chunks) // 5
     typer.echo(f"fitting {kind} on {held_out} chunks …", err=True)
-    made = work.fitted(kind, chunks[:held_out], spec, error)
-    work.write(made, out)
-    typer.echo(work.rendered(made, chunks[held_out:], as_json))
+    made = work.fit_tokenizer(kind, chunks[:held_out], spec, error)
+    work.write_tokenizer(made, out)
+    typer.echo(work.format_token_report(made, chunks[held_out:], as_json))
 
 
 @tokenizer.command()
@@ -134,8 +134,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Tokens per chunk and reconstruction error of a tokeniser on all that a fleet recorded."""
-    from fleet.tools import policy_tokenizer as work
+    from fleet.tools import policy_commands as work
 
-    made = work.read(file)
+    made = work.load_tokenizer(file)
     chunks, _ = work.recorded_chunks(data, made.horizon)
-    typer.echo(work.rendered(made, chunks, as_json))
+    typer.echo(work.format_token_report(made, chunks, as_json))

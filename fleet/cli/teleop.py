@@ -51,7 +51,7 @@ def teleop(options: TeleopOptions) -> None:
     channel = ZmqClient(gateway, name, options.key_directory)
     take_interrupts()
     try:
-        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, say=_say), clock)
+        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, notify=_say), clock)
     finally:
         device.close()
         channel.close()
@@ -81,7 +81,7 @@ def _run(teleop: Teleop, clock: Clock) -> None:
                 now_ns = clock.now_ns()
                 if now_ns - shown_ns > 1e9 / _LINES_PER_S:
                     shown_ns = now_ns
-                    _show(teleop.line())
+                    _show(teleop.status_line())
                 due_ns = max(due_ns + teleop.period_ns, now_ns)
                 clock.sleep_until(due_ns)
     except RobotError as error:

@@ -11,8 +11,8 @@ from cloud_learner.algorithms import hg_dagger
 from fleet.config.recipe import Recipe
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeRobot
-from hal.drivers.metaworld.dynamics import metaworld_limits, metaworld_motion
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
+from hal.drivers.metaworld.dynamics import HandMotion, metaworld_limits
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from robot_edge.chunking.config import ChunkingConfig
@@ -43,9 +43,9 @@ def pixels(seed: int = 0) -> Recipe:
         robot="metaworld",
         robot_config=paced,
         unpaced_config=unpaced,
-        spec=MetaWorldRobot(paced).spec,
+        spec=metaworld_spec(paced),
         make_policy=_pixels_policy,
-        motion=metaworld_motion(paced),
+        motion=HandMotion(metaworld_spec(paced)),
         # the picture is thought about five times a second, actions are made twenty times a second
         slow=SlowConfig(every_s=0.2),
         chunking=ChunkingConfig(execute_ticks=4),
@@ -71,7 +71,7 @@ def state(seed: int = 0) -> Recipe:
         robot="metaworld",
         robot_config=config,
         unpaced_config=config,
-        spec=MetaWorldRobot(config).spec,
+        spec=metaworld_spec(config),
         make_policy=_state_policy,
         algorithm=hg_dagger.state(),
         evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from fleet.launch.backend import LocalBackend, News, ProcessSpec, ProcessState
-from fleet.ray_backend.cluster import Cluster, Gone
+from fleet.ray_backend.cluster import ActorLost, Cluster
 from fleet.ray_backend.host import TOKEN
-from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, discover, place
+from fleet.ray_backend.resources import NEEDS, Node, ResourceRequest, choose_node, discover
 from wire.errors import storage_errors
 from wire.types import Role
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.5
+_NODES_EVERY_S = 0.5
 _ASK_EVERY_S = 0.5
 _SILENT_S = 5.0
 _STARTING_S = 30.0
@@ -67,7 +67,7 @@ class RayBackend:
         self._robots: dict[str, str] = {}
         self._complaints: list[str] = []
         self._news = News()
-        self._next_look_s = 0.0
+        self._next_nodes_s = 0.0
         # What a driver started in some folder may import, its processes elsewhere may, if the folder is there.
         paths = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {"PYTHONPATH": os.pathsep.join(paths)}
@@ -129,20 +129,20 @@ class RayBackend:
 
     def _refresh_nodes(self, now_s: float) -> None:
         """See which nodes there are, and ask new ones that could do more than hold robots what they have."""
-        if now_s < self._next_look_s:
+        if now_s < self._next_nodes_s:
             return
-        self._next_look_s = now_s + _LOOK_EVERY_S
+        self._next_nodes_s = now_s + _NODES_EVERY_S
         nodes = self._cluster.nodes()
         self._robots, self._complaints = discover(nodes.values())
         for node in nodes.values():
             strong = node.resources.get("CPU", 0.0) >= 1 or node.resources.get("GPU", 0.0) >= 1
             if strong and node.id not in self._facts and node.id not in self._probes and node.id != self._cluster.home:
-                self._probes[node.id] = (self._cluster.look(node, str(self._data), self._token), now_s)
+                self._probes[node.id] = (self._cluster.probe(node, str(self._data), self._token), now_s)
         ready = self._cluster.ready([question for question, _ in self._probes.values()])
         for node_id, (question, since_s) in list(self._probes.items()):
             if question in ready:
                 answer = self._cluster.answer(question)
-                if isinstance(answer, Gone):
+                if isinstance(answer, ActorLost):
                     log.warning("node %s cannot be used for more than robots: %s", node_id[:8], answer.why)
                     answer = (False, [])
                 self._facts[node_id] = (answer[0], frozenset(answer[1]))
@@ -170,13 +170,13 @@ class RayBackend:
             self._check_silence(placed, now_s)
 
     def _start_actor(self, placed: _Placed, now_s: float) -> None:
-        """Start the actor where `place` says; nobody is placed while nodes are still being looked at."""
+        """Start the actor where `choose_node` says; nobody is placed while nodes are still being looked at."""
         part = placed.part
         others = {name: one.request for name, one in self._placed.items() if one.request is not None}
         if part.role != Role.edge and self._probes:
             found: ResourceRequest | str = f"{part.name} waits until the nodes have said what they have."
         else:
-            found = place(part, self._nodes, others)
+            found = choose_node(part, self._nodes, others)
         if isinstance(found, str):
             placed.next_s = now_s + _PLACE_EVERY_S
             placed.state = msgspec.structs.replace(placed.state, running=False, fault=found)
@@ -221,7 +221,7 @@ class RayBackend:
         for question in self._cluster.ready(list(asked)):
             placed, answer = asked[question], self._cluster.answer(question)
             placed.question, placed.next_s = None, now_s + _ASK_EVERY_S
-            if not isinstance(answer, Gone):
+            if not isinstance(answer, ActorLost):
                 self._update(placed, answer)
                 if not placed.part.restart and placed.state.starts and not placed.state.running:
                     self._end_actor(placed)  # what it held is for others now

@@ -15,7 +15,7 @@ import msgspec
 
 from fleet.cli.client import FleetClient
 from fleet.launch.backend import ProcessSpec
-from fleet.ray_backend.host import RayHost, look
+from fleet.ray_backend.host import RayHost, probe_node
 from fleet.ray_backend.resources import Node, ResourceRequest, discover, living, robot_resource
 from wire.errors import ConfigError, WireError, storage_errors
 from wire.messages.fleet import RobotState
@@ -29,7 +29,7 @@ _OWN_LEAST_CPUS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ActorLost:
     """An actor that does not answer. `comes_back`: Ray starts it again when its resources are there again."""
 
     why: str
@@ -51,9 +51,9 @@ class Cluster:
         """The living nodes by id."""
         return living(self._ray.nodes())
 
-    def look(self, node: Node, data: str, token: str) -> Any:
+    def probe(self, node: Node, data: str, token: str) -> Any:
         """Begin to ask `node` what it has; its `answer` is (sees the data directory, key names)."""
-        task = self._ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=self._only(node.id))
+        task = self._ray.remote(probe_node).options(num_cpus=0, max_retries=0, scheduling_strategy=self._only(node.id))
         return task.remote(data, token)
 
     def start(self, part: ProcessSpec, request: ResourceRequest, data: str, environment: dict[str, str]) -> Any:
@@ -92,17 +92,17 @@ class Cluster:
         return set(done)
 
     def answer(self, question: Any) -> Any:
-        """The answer to a ready question: what was asked for, or `Gone`."""
+        """The answer to a ready question: what was asked for, or `ActorLost`."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(question)
         except errors.ActorUnavailableError:
-            return Gone("its node does not answer, or its actor is being started again", comes_back=True)
+            return ActorLost("its node does not answer, or its actor is being started again", comes_back=True)
         except errors.RayError as error:
             # What an actor's own code raised stands at the end of many lines; what Ray says, at the beginning.
             lines = (str(error).strip() or type(error).__name__).splitlines()
             raised = any(line.startswith("Traceback") or "ray::" in line for line in lines)
-            return Gone(lines[-1 if raised else 0].strip(), comes_back=False)
+            return ActorLost(lines[-1 if raised else 0].strip(), comes_back=False)
 
     def _only(self, node: str) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -110,23 +110,16 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRobot:
-    """A robot as Ray and the gateway see it."""
+def robots(cluster: Cluster, fleet: FleetClient) -> dict[str, tuple[str, RobotState | None]]:
+    """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name.
 
-    name: str
-    node: str
-    """host name of the node that offers it, '' when none does now"""
-    state: RobotState | None
-    """what the gateway knows of it: health, lease, job; None: it has not come to the gateway yet"""
-
-
-def robots(cluster: Cluster, fleet: FleetClient) -> tuple[PlacedRobot, ...]:
-    """All robots that a node of `cluster` offers or that the gateway of `fleet` knows, by name."""
+    Of each the host name of the node that offers it, '' when none does now, and what the gateway knows of it: health,
+    lease, job; None: it has not come to the gateway yet.
+    """
     offered, _ = discover(cluster.nodes().values())
     known = {state.name: state for state in fleet.robots()}
     names = sorted(offered.keys() | known.keys())
-    return tuple(PlacedRobot(name, offered.get(name, ""), known.get(name)) for name in names)
+    return {name: (offered.get(name, ""), known.get(name)) for name in names}
 
 
 @contextlib.contextmanager

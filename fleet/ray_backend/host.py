@@ -23,7 +23,7 @@ from wire.types import Role
 
 TOKEN = "run.token"
 """file in the gateway's data directory, new for each run: who reads the same one sees the same directory"""
-_TURN_S = 0.1
+_POLL_S = 0.1
 _FAULT_PAUSE_S = 5.0
 
 
@@ -74,7 +74,7 @@ class RayHost:
     def _keep(self) -> None:
         """Keep the part running; a disk that is full now may have room later."""
         while True:
-            pause_s = _TURN_S
+            pause_s = _POLL_S
             with self._lock:
                 if self._stopped:
                     return
@@ -88,7 +88,7 @@ class RayHost:
             time.sleep(pause_s)
 
 
-def look(data: str, token: str) -> tuple[bool, list[str]]:
+def probe_node(data: str, token: str) -> tuple[bool, list[str]]:
     """Of the node this runs on: whether it sees the gateway's data directory, and whose secret keys it has."""
     settings = NodeSettings.of()
     keys = settings.key_directory(data)

@@ -59,7 +59,7 @@ class NodeSettings:
             ("--robot", self.robot),
             ("--robot-config", self.robot_config.replace("{name}", name)),
         )
-        return [word for option, value in given if value for word in (option, value)]
+        return [argument for option, value in given if value for argument in (option, value)]
 
 
 def _variable(field: str) -> str:
@@ -87,17 +87,17 @@ def start_arguments(robots: Sequence[str], address: str, head: bool, more: Seque
     """
     if head == bool(address):
         raise ConfigError("ray-node: give --address HOST:PORT to join a cluster, or --head to begin one.")
-    words = ["--head"] if head else ["--address", address]
+    argv = ["--head"] if head else ["--address", address]
     if robots:
-        words += ["--resources", json.dumps({robot_resource(name): 1 for name in robots})]
+        argv += ["--resources", json.dumps({robot_resource(name): 1 for name in robots})]
     usual = {"--object-store-memory": str(_STORE_BYTES)}
     if robots:
         usual["--num-cpus"] = "0"
-    given = {word.split("=", 1)[0] for word in more}
+    given = {argument.split("=", 1)[0] for argument in more}
     if robots and "--resources" in given:
         raise ConfigError('ray-node: --robots and --resources exclude each other; a robot is {"robot:NAME": 1}.')
-    words += [word for option, value in usual.items() if option not in given for word in (option, value)]
-    return [*words, "--block", "--disable-usage-stats", *more]
+    argv += [argument for option, value in usual.items() if option not in given for argument in (option, value)]
+    return [*argv, "--block", "--disable-usage-stats", *more]
 
 
 def check_keys(settings: NodeSettings, robots: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def run_node(robots: Sequence[str], address: str, head: bool, settings: NodeSett
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("ray-node needs Ray: install vla-fleet[cluster] here.")
     check_keys(settings, robots)
-    words = start_arguments(robots, address, head, more)
+    argv = start_arguments(robots, address, head, more)
     # Asked to end, Ray would go on for half a minute so that others can move away; a robot cannot.
     environment = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **os.environ, **settings.environment()}
-    os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", "start", *words], environment)
+    os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", "start", *argv], environment)

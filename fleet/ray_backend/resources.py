@@ -70,12 +70,6 @@ def robot_resource(name: str) -> str:
     return ROBOT + check_name(name)
 
 
-def robots_on(resources: Mapping[str, float]) -> tuple[str, ...]:
-    """Names of the robots a node with `resources` offers, sorted."""
-    offered = (key for key, amount in resources.items() if key.startswith(ROBOT) and amount > 0)
-    return tuple(sorted(key.removeprefix(ROBOT) for key in offered))
-
-
 def living(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Node]:
     """Nodes by id from what `ray.nodes()` returns, without the dead ones."""
     return {
@@ -93,8 +87,10 @@ def discover(nodes: Iterable[Node]) -> tuple[dict[str, str], list[str]]:
     robots: dict[str, str] = {}
     complaints = []
     for node in sorted(nodes, key=lambda node: (node.host, node.id)):
-        for name in robots_on(node.resources):
-            resource = ROBOT + name
+        for resource, amount in sorted(node.resources.items()):
+            if not resource.startswith(ROBOT) or amount <= 0:
+                continue
+            name = resource.removeprefix(ROBOT)
             try:
                 check_name(name)
             except ConfigError as error:
@@ -106,13 +102,15 @@ def discover(nodes: Iterable[Node]) -> tuple[dict[str, str], list[str]]:
                     "one of them works. Give one another name with --robots where its node is started."
                 )
                 continue
-            if node.resources[resource] != 1:
-                complaints.append(f"node {node.host} offers {node.resources[resource]:g} of {resource}: a robot is 1.")
+            if amount != 1:
+                complaints.append(f"node {node.host} offers {amount:g} of {resource}: a robot is 1.")
             robots[name] = node.host
     return robots, complaints
 
 
-def place(part: ProcessSpec, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]) -> ResourceRequest | str:
+def choose_node(
+    part: ProcessSpec, nodes: Mapping[str, Node], placed: Mapping[str, ResourceRequest]
+) -> ResourceRequest | str:
     """Where `part` goes among the living `nodes`, next to the other parts' requests `placed` (by part name).
 
     A sentence that says for what it waits, when there is no place now.

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,12 +35,13 @@ def examine(
     `simulated`: its scenes follow seeds and its limits may be commanded; `seconds`: how long rates are measured. A
     check that takes longer than `timeout_s` ends this process: the driver blocks.
     """
-    watch = _DoctorWatch(timeout_s)
+    watch = _CheckTimeout(timeout_s)
 
     def notify(name: str) -> None:
         console.print(f"[dim]{name} …[/dim]", highlight=False)
-        watch.at(name)
+        watch.begin(name)
 
+    watch.begin("making the robot")
     try:
         return check_robot(
             make,
@@ -65,31 +65,32 @@ def default_task(robot: Robot) -> str:
     return tasks[0]
 
 
-class _DoctorWatch:
+class _CheckTimeout:
     """Ends this process when a check takes longer than `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._name, self._since_s = "", time.monotonic()
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, name="doctor-watch", daemon=True).start()
+        self._timer: threading.Timer | None = None
 
-    def at(self, name: str) -> None:
-        self._name, self._since_s = name, time.monotonic()
+    def begin(self, name: str) -> None:
+        """The check before, if any, has ended."""
+        self.end()
+        self._timer = threading.Timer(self._timeout_s, self._give_up, (name,))
+        self._timer.daemon = True
+        self._timer.start()
 
     def end(self) -> None:
-        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _run(self) -> None:
-        while not self._ended.wait(min(1.0, self._timeout_s / 4)):
-            if time.monotonic() - self._since_s > self._timeout_s:
-                sys.stderr.write(
-                    f"vla-fleet: check '{self._name}' has not ended after {self._timeout_s:g} s: the driver blocks. "
-                    "Check cable and power; a driver must give up by itself with a RobotError.\n"
-                )
-                sys.stderr.flush()
-                # The driver sits in a call that does not return: no tidy end is possible.
-                os._exit(1)
+    def _give_up(self, name: str) -> None:
+        sys.stderr.write(
+            f"vla-fleet: check '{name}' has not ended after {self._timeout_s:g} s: the driver blocks. "
+            "Check cable and power; a driver must give up by itself with a RobotError.\n"
+        )
+        sys.stderr.flush()
+        # The driver sits in a call that does not return: no tidy end is possible.
+        os._exit(1)
 
 
 def show(report: ConformanceReport, console: Console) -> None:

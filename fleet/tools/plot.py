@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from wire.errors import ConfigError, storage_error
+from wire.errors import ConfigError, storage_errors
 
 
 def draw(report_path: Path, picture: Path) -> None:
@@ -39,21 +39,19 @@ def draw(report_path: Path, picture: Path) -> None:
     axes.set_title(f"recipe {report['recipe']} on {report['machine']}", fontsize=10)
     axes.legend(fontsize=8, loc="lower right")
     try:
-        figure.savefig(picture, dpi=130)
+        with storage_errors("drawing the curve", picture):
+            figure.savefig(picture, dpi=130)
     except ValueError as error:
         raise ConfigError(f"{picture}: {error}. Use .png, .svg or .pdf.") from error
-    except OSError as error:
-        raise storage_error(error, "drawing the curve", picture) from error
     finally:
         pyplot.close(figure)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        report = json.loads(path.read_text())
+        with storage_errors("reading the report", path):
+            report = json.loads(path.read_text())
         return {name: report[name] for name in (*_FIELDS, "success_curve")}
-    except OSError as error:
-        raise storage_error(error, "reading the report", path) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no report of `vla-fleet up --report`: {error!r}.") from error
 

@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fleet.config.data_directory import DataDirectory
@@ -19,10 +21,30 @@ from fleet.config.recipes import get_recipe
 from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
-from wire.errors import ConfigError, CorruptDataError, FleetError, PolicyError, storage_errors
+from policies.tokens.config import FastConfig, ResidualVQConfig
+from policies.tokens.fast import FastTokenizer
+from policies.tokens.read_tokenizer import read_tokenizer
+from policies.tokens.residual_vq import ResidualVQ
+from policies.tokens.tokenizer import ActionTokenizer
+from policies.tokens.tokenizer import report as token_report
+from wire.errors import (
+    ConfigError,
+    CorruptDataError,
+    FleetError,
+    InvalidDataError,
+    PolicyError,
+    storage_errors,
+    suggest,
+)
+from wire.types import RobotSpec
+
+_RESTS = 0.02
+"""a dimension that used less of the robot's range than this share is taken to rest"""
+_TOKENIZERS: dict[str, Any] = {"fast": (FastTokenizer, FastConfig), "residual_vq": (ResidualVQ, ResidualVQConfig)}
+"""tokeniser and its configuration"""
 
 
-def tuned(recipe: str, policy: str, policy_config: str) -> Recipe:
+def tuned_recipe(recipe: str, policy: str, policy_config: str) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
     limit_threads()
     return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
@@ -44,7 +66,7 @@ def make_once(options: TryPolicyOptions) -> None:
         raise PolicyError(f"policy {what} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> dict[str, Any]:
+def measure_cost(recipe: Recipe, seed: int = 0, rounds: int = 10) -> dict[str, Any]:
     """What the recipe's policy is and what it costs on this computer, timed on random observations.
 
     Times are medians with one thread; `version_bytes`: of one published version; `cameras`: of the robot, by the names
@@ -84,8 +106,8 @@ def look_at(recipe: Recipe, seed: int = 0, rounds: int = 10) -> dict[str, Any]:
     }
 
 
-def lines(shown: dict[str, Any]) -> list[str]:
-    """What `look_at` found, for people."""
+def format_cost(shown: dict[str, Any]) -> list[str]:
+    """What `measure_cost` found, for people."""
     parameters, trained = shown["parameters"], shown["trained_parameters"]
     chunk_s, ticks = shown["horizon_s"], shown["execute_ticks"]
     return [
@@ -114,7 +136,7 @@ def recipe_of(root: Path) -> tuple[Recipe, Overrides]:
     return recipe, Overrides(policy=f"lerobot:{data.policy}") if recipe.tiny else Overrides()
 
 
-def exported(root: Path, version: int, out: Path) -> int:
+def export_version(root: Path, version: int, out: Path) -> int:
     """Write a published version as a lerobot checkpoint into `out`; its number.
 
     Raises `ConfigError` when there is no such version or the policy is none of lerobot's.
@@ -126,7 +148,7 @@ def exported(root: Path, version: int, out: Path) -> int:
             f"--data {root}: its policy is {choice or 'the one of recipe ' + recipe.name}; only lerobot's can be "
             "written as a lerobot checkpoint."
         )
-    number, weights = published(root, version)
+    number, weights = read_version(root, version)
     limit_threads()
     from policies.lerobot.export import export
     from policies.lerobot.policy import LeRobotPolicy
@@ -138,7 +160,7 @@ def exported(root: Path, version: int, out: Path) -> int:
     return number
 
 
-def published(root: Path, version: int) -> tuple[int, bytes]:
+def read_version(root: Path, version: int) -> tuple[int, bytes]:
     """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
     `CorruptDataError`.
     """
@@ -159,7 +181,7 @@ def published(root: Path, version: int) -> tuple[int, bytes]:
     return number, weights
 
 
-def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
+def recorded_examples(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
     """Imitable states and chunks of the buffer below `root`. Raises `ConfigError` when there are none."""
     from cloud_learner.buffer.loading.config import DatasetConfig
     from cloud_learner.buffer.loading.dataset import ReplayDataset
@@ -178,3 +200,61 @@ def recorded(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
             f"'{recipe.name}'. Record demonstrations first."
         )
     return examples
+
+
+# --- action tokenisers ------------------------------------------------------------------------------------------------
+
+
+def recorded_chunks(root: Path, horizon: int) -> tuple[np.ndarray, RobotSpec]:
+    """float32[m, H, da] of what operators did, in the order of recording, and the robot they are of.
+
+    Raises `ConfigError` when nothing is recorded.
+    """
+    recipe, _ = recipe_of(root)
+    return recorded_examples(root, recipe, horizon).chunks, recipe.spec
+
+
+def fit_tokenizer(kind: str, chunks: np.ndarray, spec: RobotSpec, error: float) -> ActionTokenizer:
+    """A tokeniser of `kind` with a mean error of at most `error`, a share of the range; 0: with the kind's settings.
+
+    Raises `ConfigError` for an unknown kind and an error that it cannot meet.
+    """
+    if kind not in _TOKENIZERS:
+        raise ConfigError(
+            f"--kind {kind}: there is no such tokeniser.{suggest(kind, _TOKENIZERS)} Known: {', '.join(_TOKENIZERS)}."
+        )
+    tokenizer, config = _TOKENIZERS[kind]
+    return tokenizer.fit(chunks, config(error_goal=error or None), _RESTS * (spec.action_high() - spec.action_low()))
+
+
+def write_tokenizer(tokenizer: ActionTokenizer, path: Path) -> None:
+    """Raises `StorageError`."""
+    with storage_errors("writing the tokeniser", path):
+        path.write_bytes(tokenizer.to_bytes())
+
+
+def load_tokenizer(path: Path) -> ActionTokenizer:
+    """Raises `StorageError` or `InvalidDataError` that names the file."""
+    with storage_errors("reading the tokeniser", path):
+        data = path.read_bytes()
+    try:
+        return read_tokenizer(data)
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{path}: {error}") from error
+
+
+def format_token_report(tokenizer: ActionTokenizer, chunks: np.ndarray, as_json: bool) -> str:
+    """The report of `tokenizer` on `chunks`, for people or as JSON."""
+    found = token_report(tokenizer, chunks)
+    if as_json:
+        about = {"horizon": tokenizer.horizon, "vocabulary": tokenizer.vocabulary, **asdict(found)}
+        return msgspec.json.format(msgspec.json.encode(about)).decode()
+    return "\n".join(
+        [
+            f"chunks       {found.chunks} of {tokenizer.horizon} actions in {chunks.shape[2]} dimensions",
+            f"vocabulary   {tokenizer.vocabulary} tokens",
+            f"a chunk      {found.tokens_mean:.1f} tokens on average, 99 % have at most {found.tokens_p99:.0f}",
+            f"error        {found.mean_abs:.2%} of the range on average, 99 % are below {found.p99:.2%}",
+            f"worst        {found.worst_dimension:.2%} on average in one dimension",
+        ]
+    )

@@ -77,7 +77,8 @@ def make_report(
         versions, evaluations = ledger.versions(), ledger.evaluations()
         asked = {name: elsewhere[name] if name in elsewhere else data.steps_recorded(name) for name in by_robot}
         recorded = {name: steps for name, steps in asked.items() if steps is not None}
-        online = [row for row in _segments(ledger) if row.source == "online"]
+        segments = _segments(ledger)
+        online = [row for row in segments if row.source == "online"]
         offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
         ingest_s = [(row.committed_ns - row.closed_ns - offsets.get(row.robot, 0)) / 1e9 for row in online]
         applied_s = [(row.applied_ns - row.announced_ns) / 1e9 for row in ledger.applied()]
@@ -109,7 +110,7 @@ def make_report(
             ],
             "episodes": len({row.episode for row in online}),
             "quarters": quarters(row for row in ledger.episodes(limit=_ALL) if row.source == "online"),
-            "demonstrations": len({row.episode for row in _segments(ledger) if row.source == "demonstration"}),
+            "demonstrations": len({row.episode for row in segments if row.source == "demonstration"}),
             "interventions": totals.interventions,
             "human_steps": sum(row.human_steps for row in online),
             "versions_published": len(versions),
@@ -122,7 +123,7 @@ def make_report(
             "steps_duplicated": totals.duplicated_steps,
             "ingest_latency_s": _quantiles(ingest_s),
             "publish_to_applied_s": _quantiles(applied_s),
-            "version_lag": _version_lag(ledger, store, offsets),
+            "version_lag": _version_lag(ledger, store, online, offsets),
             **counters.totals(),
         }
 
@@ -148,18 +149,18 @@ def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:
     return {robot: {"versions": len(why), "reason": [*why.values()][-1]} for robot, why in sorted(found.items())}
 
 
-def _version_lag(ledger: Ledger, store: SegmentStore, offsets: dict[str, int]) -> dict[str, int]:
+def _version_lag(ledger: Ledger, store: SegmentStore, online: list, offsets: dict[str, int]) -> dict[str, int]:
     """How many versions behind the newest published one the policy's steps were: steps by lag."""
     created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
     numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
     counts = Counter[int]()
     policy = ACTORS.index("policy")
-    online = {row.row: row for row in _segments(ledger) if row.source == "online"}
-    rows = list(online)
+    robots = {row.row: row.robot for row in online}
+    rows = list(robots)
     for some in (rows[n : n + _SEGMENTS_AT_ONCE] for n in range(0, len(rows), _SEGMENTS_AT_ONCE)):
         for number, segment in store.read(some).segments.items():
             acted = segment.actor == policy
-            times_ns = segment.times_ns[acted] + offsets.get(online[number].robot, 0)
+            times_ns = segment.times_ns[acted] + offsets.get(robots[number], 0)
             newest = np.searchsorted(created_ns, times_ns, side="right") - 1
             counts.update((numbers[np.maximum(newest, 0)] - segment.version[acted]).tolist())
     return {str(lag): counts[lag] for lag in sorted(counts)}

@@ -1,4 +1,4 @@
-"""Drives one robot of a fleet with a device of one's own, over one line to the gateway.
+"""Drives one robot of a fleet with a device of one's own, over one connection to the gateway.
 
 It holds the robot by a lease of a second that it renews, takes over when the person engages the device, commands at a
 steady rate, and hands back. When the lease is lost, or the gateway silent, it stops commanding and says so; nothing
@@ -52,9 +52,9 @@ class Teleop:
         clock: Clock,
         *,
         hz: float = 30.0,
-        say: Callable[[str], None] = log.info,
+        notify: Callable[[str], None] = log.info,
     ) -> None:
-        """`say` is told in a sentence whatever the person should know. Raises `ConfigError` for a name or rate that
+        """`notify` is told in a sentence whatever the person should know. Raises `ConfigError` for a name or rate that
         cannot be."""
         if not name.startswith(ROLE):
             raise ConfigError(
@@ -74,11 +74,11 @@ class Teleop:
         self._device = device
         self._name = name
         self._clock = clock
-        self._tell = say
-        self._told = ""
+        self._notify = notify
+        self._last_notice = ""
         self._spec: RobotSpec | None = None
         self._session = GatewaySession(channel, Hello(name, ROLE, clock_name(), 0, os.getpid()), clock, RENEW_S)
-        self._begun_ns = self._heard_ns = clock.now_ns()
+        self._started_ns = self._heard_ns = clock.now_ns()
         self._silent = False
         self._due_ns: dict[str, int] = {}
         self._status_ns = 0
@@ -119,7 +119,7 @@ class Teleop:
             self._channel.send(ReleaseLease(self._next_call(""), self.robot, self.lease.number))
             self.lease = None
 
-    def line(self) -> str:
+    def status_line(self) -> str:
         """What is going on, in one line."""
         status = self.status if self._fresh() else None
         what = "waits for the gateway" if self._spec is None else "not held" if self.lease is None else "held"
@@ -132,12 +132,12 @@ class Teleop:
             hint = f"let go, then take over again   {hint}"
         return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
 
-    # --- the line ------------------------------------------------------------------------------------------------
+    # --- the connection ------------------------------------------------------------------------------------------
 
     def _handle_message(self, message: Message) -> None:
         now_ns = self._clock.now_ns()
         if self._silent:
-            self._say("The gateway answers again.")
+            self._report("The gateway answers again.")
         self._heard_ns, self._silent = now_ns, False
         match message:
             case HelloAck(echo_ns=echo_ns):
@@ -166,7 +166,7 @@ class Teleop:
             self._learn_spec(answer)
         elif what == "acquire" and answer.lease is not None:
             self.lease, self._had_it = answer.lease, True
-            self._say(f"{self.robot} is yours.")
+            self._report(f"{self.robot} is yours.")
         elif what == "acquire" and not self._had_it:
             raise RejectedError(f"{self.robot} cannot be had: {answer.refused or 'the gateway gave no lease'}")
         elif what == "acquire":
@@ -181,7 +181,7 @@ class Teleop:
             # A command was rejected: the gateway sees it otherwise than we do.
             self._stop_driving(answer.refused)
         elif answer.refused and not self._barred:
-            self._say(answer.refused)
+            self._report(answer.refused)
 
     def _learn_spec(self, answer: Response) -> None:
         """Learn what the robot is."""
@@ -200,14 +200,14 @@ class Teleop:
         self._device.connect(spec)
         self._spec = spec
         if state.health not in ("ready", "degraded"):
-            self._say(f"{self.robot} is {state.health}: {state.reason or 'no reason given'}.")
+            self._report(f"{self.robot} is {state.health}: {state.reason or 'no reason given'}.")
 
     def _watch_connection(self) -> None:
         silent_s = (self._clock.now_ns() - self._heard_ns) / 1e9
         if not self._session.accepted and self._spec is None:
             if self._session.refusal:
                 raise RejectedError(self._session.refusal)
-            if (self._clock.now_ns() - self._begun_ns) / 1e9 > FIRST_WORD_S:
+            if (self._clock.now_ns() - self._started_ns) / 1e9 > FIRST_WORD_S:
                 raise WireError(
                     f"no gateway has answered in {FIRST_WORD_S:g} s. Is it running, and is its address right?"
                 )
@@ -251,22 +251,22 @@ class Teleop:
 
     # --- the person ----------------------------------------------------------------------------------------------
 
-    def _follow_device(self, intent: TeleopCommand) -> bool:
-        self._stop_due |= intent.estop
+    def _follow_device(self, command: TeleopCommand) -> bool:
+        self._stop_due |= command.estop
         if self._stop_due and self._send_command("estop"):
             # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
             # when the stop is released.
             self._stop_due, self._given_up, self.lease = False, True, None
             self.driving, self._commanded = False, None
-            self._say(f"{self.robot} was told to stop. Let it go again at the page, once all is clear.")
-        elif intent.estop:
-            self._say(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
-        if intent.quit:
+            self._report(f"{self.robot} was told to stop. Let it go again at the page, once all is clear.")
+        elif command.estop:
+            self._report(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
+        if command.quit:
             return False
-        if not intent.engaged:
+        if not command.engaged:
             if self.driving and self._send_command("hand_back"):
                 self.driving = self._taken = False
-                self._say(f"{self.robot} is handed back.")
+                self._report(f"{self.robot} is handed back.")
             self._barred &= self._silent
             self._engaged = False
             return True
@@ -279,8 +279,8 @@ class Teleop:
                 return True
             self.driving = self._taken = True
             self._commanded = None
-            self._say(f"You drive {self.robot}.")
-        self._command(intent.action)
+            self._report(f"You drive {self.robot}.")
+        self._command(command.action)
         return True
 
     def _command(self, action: np.ndarray | None) -> None:
@@ -307,13 +307,13 @@ class Teleop:
 
     def _stop_driving(self, why: str) -> None:
         self.driving, self._barred, self._commanded = False, True, None
-        self._say(why)
+        self._report(why)
 
-    def _say(self, sentence: str) -> None:
+    def _report(self, sentence: str) -> None:
         # Thirty commands a second may be refused for one reason.
-        if sentence != self._told:
-            self._tell(sentence)
-        self._told = sentence
+        if sentence != self._last_notice:
+            self._notify(sentence)
+        self._last_notice = sentence
 
     def _fresh(self) -> bool:
         return self.status is not None and self._clock.now_ns() - self._status_ns < _STATUS_S * 1e9

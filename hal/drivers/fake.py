@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.interfaces.robot import ROBOT, Feedback, check_reset
+from hal.interfaces.robot import ROBOT, Feedback, check_reset, check_task, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError, suggest
+from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 _REACH_M = 0.3
@@ -86,10 +86,7 @@ class FakeConfig:
 
     def __post_init__(self) -> None:
         for task in self.tasks:
-            if task not in _GOALS:
-                raise ConfigError(
-                    f"FakeConfig: no task '{task}'.{suggest(task, _GOALS)} It knows: {', '.join(_GOALS)}."
-                )
+            check_task("FakeConfig", task, _GOALS)
         if not self.tasks or self.camera_every_ticks < 1 or self.image_px < 4:
             raise ConfigError("FakeConfig: needs a task, camera_every_ticks of at least 1 and image_px of at least 4.")
 
@@ -120,6 +117,7 @@ class FakeRobot:
         self.config = config or FakeConfig()
         self.spec = fake_spec(self.config)
         self.tasks = self.config.tasks
+        self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self.goal: np.ndarray = np.zeros(3, np.float32)
         """float32[3], m"""
@@ -135,13 +133,13 @@ class FakeRobot:
 
     def connect(self) -> None:
         """Raises `RobotError` while its faults say so."""
-        self._misbehave("connect")
+        self._apply_faults("connect")
         self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
         """Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`."""
-        self._misbehave("reset")
-        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
+        self._apply_faults("reset")
+        check_reset(self._who, task, self.tasks, seed, self._connected)
         self._resets += 1
         self._tick = self._reads = 0
         rng = np.random.default_rng((seed, self._resets if self._fault("forget_seed") else 0))
@@ -153,20 +151,20 @@ class FakeRobot:
 
     def read(self) -> Observation:
         """State float32[4] and the newest frame. Raises `RobotError` before the first reset."""
-        self._misbehave("read")
-        self._ready("read")
+        self._apply_faults("read")
+        require_scene(self._who, "read", self.task or None)
         assert self._frame is not None
         time_ns = self._clock.now_ns()
         observation = Observation(time_ns, self._state.copy(), {"front": self._frame}, FAKE_INSTRUCTIONS[self.task])
         self._reads += 1
-        return self._spoil(observation)
+        return self._corrupt(observation)
 
     def write(self, action: np.ndarray) -> Feedback:
         """Move the point. Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves
         then.
         """
-        self._misbehave("write")
-        self._ready("write")
+        self._apply_faults("write")
+        require_scene(self._who, "write", self.task or None)
         executed = np.asarray(action, np.float32).copy()
         if not self._fault("ignore_limits"):
             executed = limit_action(self.spec, action)
@@ -188,23 +186,19 @@ class FakeRobot:
         """From the point to the goal."""
         return float(np.linalg.norm(self._state[:3] - self.goal))
 
-    def _ready(self, what: str) -> None:
-        if not self.task:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-
     def _fault(self, name: str) -> bool:
         faults = self.config.faults
         if not getattr(faults, name) or self._tick < faults.from_tick:
             return False
         return not faults.only_while or Path(faults.only_while.format(robot=os.environ.get(ROBOT, ""))).exists()
 
-    def _misbehave(self, call: str) -> None:
+    def _apply_faults(self, call: str) -> None:
         """What goes wrong in any call: it raises, or does not come back."""
         gone = self._fault("unplugged")
         if gone:
             self.close()
         if gone or self._fault(f"raise_on_{call}"):
-            raise RobotError(f"robot '{self.spec.embodiment}': the arm does not answer; check its cable and power.")
+            raise RobotError(f"{self._who}: the arm does not answer; check its cable and power.")
         while self._fault(f"block_in_{call}"):
             time.sleep(0.02)
 
@@ -222,7 +216,7 @@ class FakeRobot:
             image[max(0, row - half) : row + half, max(0, column - half) : column + half, channel] = colour
         return image
 
-    def _spoil(self, observation: Observation) -> Observation:
+    def _corrupt(self, observation: Observation) -> Observation:
         time_ns, state, images = observation.time_ns, observation.state, observation.images
         if self._fault("nan_state"):
             state = np.full_like(state, np.nan)

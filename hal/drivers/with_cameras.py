@@ -83,7 +83,7 @@ class CameraRobot:
         self.spec: RobotSpec = msgspec.structs.replace(
             self.inside.spec, cameras=(*self.inside.spec.cameras, *(c.spec for c in self._cameras.values()))
         )
-        self._taken: dict[str, deque[Frame]] = {name: deque(maxlen=_KEPT) for name in self._cameras}
+        self._frames: dict[str, deque[Frame]] = {name: deque(maxlen=_KEPT) for name in self._cameras}
         self._captured_ns: dict[str, int] = {}
         self._ready = False
 
@@ -112,7 +112,7 @@ class CameraRobot:
         self.inside.reset(task, seed)
         begun_ns = time.monotonic_ns()
         for name, camera in self._cameras.items():
-            self._taken[name].clear()
+            self._frames[name].clear()
             self._wait_for(name, camera, begun_ns)
         self._ready = True
 
@@ -123,11 +123,11 @@ class CameraRobot:
             self.inside.read()
             raise RobotError("robot 'with-cameras': read before reset(); call reset() first.")
         for name, camera in self._cameras.items():
-            self._keep(name, camera.read())
+            self._store(name, camera.read())
         seen = self.inside.read()
         images = dict(seen.images)
-        for name, frames in self._taken.items():
-            images[name] = self._of(name, frames, seen.time_ns)
+        for name, frames in self._frames.items():
+            images[name] = self._frame_at(name, frames, seen.time_ns)
         return Observation(seen.time_ns, seen.state, images, seen.task)
 
     def write(self, action: np.ndarray) -> Feedback:
@@ -142,7 +142,7 @@ class CameraRobot:
         finally:
             for name, camera in self._cameras.items():
                 camera.close()
-                self._taken[name].clear()
+                self._frames[name].clear()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -155,10 +155,10 @@ class CameraRobot:
                     "of the reset. Check the camera."
                 )
             time.sleep(0.001)
-        self._keep(name, frame)
+        self._store(name, frame)
 
-    def _keep(self, name: str, frame: Frame) -> None:
-        frames = self._taken[name]
+    def _store(self, name: str, frame: Frame) -> None:
+        frames = self._frames[name]
         if frames and self._captured_ns[name] == frame.time_ns:
             return
         self._captured_ns[name] = frame.time_ns
@@ -168,7 +168,7 @@ class CameraRobot:
             stamp = min(now_ns, max(stamp, frames[-1].time_ns + 1))
         frames.append(Frame(stamp, frame.image, frame.preview))
 
-    def _of(self, name: str, frames: deque[Frame], time_ns: int) -> Frame:
+    def _frame_at(self, name: str, frames: deque[Frame], time_ns: int) -> Frame:
         for frame in reversed(frames):
             if frame.time_ns <= time_ns:
                 return frame

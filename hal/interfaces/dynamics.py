@@ -44,7 +44,7 @@ class ActionStateMapping(msgspec.Struct, frozen=True):
 def require_dimension(what: str, name: str, names: Sequence[str]) -> None:
     """Raise `ConfigError`, which begins with `what`, for a name that is not one of `names`."""
     if name not in names:
-        raise ConfigError(f"{what} names '{name}'.{suggest(name, names)} It has {', '.join(names)}.")
+        raise ConfigError(f"{what} names '{name}'.{suggest(name, names)} It has {', '.join(names) or 'none'}.")
 
 
 class SpecMotion:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
 from wire.types import Frame, Observation, RobotSpec
 
 _FLOAT32 = np.dtype(np.float32)
+_Scene = TypeVar("_Scene")
 
 ROBOT = "VLA_FLEET_ROBOT"
 """environment variable with the robot's name in each of its processes, for drivers that tell apart what they open"""
@@ -62,16 +63,28 @@ class Robot(Protocol):
         ...
 
 
+def check_task(who: str, task: str, known: Collection[str]) -> None:
+    """Raise `ConfigError`, which begins with `who`, with the nearest known name if `task` is not `known`."""
+    if task not in known:
+        raise ConfigError(f"{who}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
+
+
 def check_reset(who: str, task: str, known: Sequence[str], seed: int, connected: bool) -> None:
     """What every `Robot.reset` refuses first. Raises `ConfigError` for a task that is not `known` or a negative seed,
     `RobotError` before `connect`; `who` begins the text.
     """
-    if task not in known:
-        raise ConfigError(f"{who}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
+    check_task(who, task, known)
     if seed < 0:
         raise ConfigError(f"{who}: seed {seed} is negative.")
     if not connected:
         raise RobotError(f"{who}: reset before connect(); call connect() first.")
+
+
+def require_scene(who: str, what: str, scene: _Scene | None) -> _Scene:
+    """`scene`, None before the first `Robot.reset`: raises `RobotError` then, of the call `what`."""
+    if scene is None:
+        raise RobotError(f"{who}: {what} without a scene; call reset() first.")
+    return scene
 
 
 def validate_observation(spec: RobotSpec, observation: Observation) -> Observation:

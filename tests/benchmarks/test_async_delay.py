@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.async_delay.data import Pushes, demonstrate, pushed
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
+from benchmarks.async_delay.track import TrackOperator, TrackRobot, track_spec
 from cloud_learner.buffer.ledger.control import HOLD, SCRIPT
 from cloud_learner.buffer.location import BufferLocation
 
@@ -49,14 +50,12 @@ def test_pushes_come_and_go() -> None:
 @pytest.mark.slow
 def test_a_push_is_recorded_as_held_and_not_imitated(tmp_path: Path) -> None:
     pytest.importorskip("metaworld")
-    from hal.drivers.metaworld.robot import metaworld_spec, track_config
-
     place = BufferLocation(tmp_path / "buffer")
     pushes = Pushes(share=1.0, calm_ticks=(10, 14), push_ticks=(3, 5), strength=(1.0,))
-    demonstrate(place, track_config(), episodes=2, max_ticks=60, seed=7, pushes=pushes)
+    demonstrate(place, TrackRobot, TrackOperator, episodes=2, max_ticks=60, seed=7, pushes=pushes)
     ledger, store = place.open_reader()
     try:
-        index = ledger.index(0, metaworld_spec(track_config()).data_hash)
+        index = ledger.index(0, track_spec().data_hash)
         segments = store.read(index.row.tolist()).segments.values()
         assert len(segments) == 2
         for segment in segments:

@@ -39,7 +39,7 @@ def test_the_slow_path_is_paced_by_the_simulated_clock() -> None:
 
     spec = metaworld_spec(SIZE.config)
     policy = FlowPolicy(spec, pixels_network(spec, max_offset=8))
-    stage = Stage(SIZE.config)
+    stage = Stage(SIZE.robot)
     try:
         stage.robot.reset("drawer-open", 0)
         thinker = fast_slow.Paced(policy, stage, 5.0)

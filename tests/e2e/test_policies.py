@@ -17,7 +17,7 @@ from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
-from fleet.tools.policy_commands import published
+from fleet.tools.policy_commands import read_version
 from policies.interface.policy import Batch
 from tests.command_line import vla_fleet
 from tests.e2e.reach_recipe import TASKS, one_side, reach
@@ -99,7 +99,7 @@ def test_a_checkpoint_of_lerobot_train_learns_in_the_fleet(
         versions = fleet.ledger.newest_version()
         assert versions is not None, "it acts from the first moment on: nothing had to be learned"
         untouched = recipe.make_policy(recipe.spec, 0).save()
-        assert published(data, 1)[1] == untouched
+        assert read_version(data, 1)[1] == untouched
         learner, losses = fleet.trainer.learner, []
         step = learner.step
 
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_lerobot_train_learns_in_the_fleet(
         newest = fleet.ledger.newest_version()
         assert newest is not None
         assert acting == {"robot-0", "robot-1"}
-        assert published(data, 0)[1] != untouched
+        assert read_version(data, 0)[1] != untouched
         assert mean(losses[-10:]) < 0.8 * mean(losses[:5]), losses
     finally:
         fleet.close()

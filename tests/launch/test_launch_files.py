@@ -10,8 +10,7 @@ import typer
 
 from fleet.cli.__main__ import app
 from fleet.config.recipes import get_recipe
-from fleet.ros2.config import complete_config
-from fleet.ros2.main import sim_robot_arguments
+from fleet.ros2.main import complete_config, sim_robot_arguments
 from hal.drivers.fake import FakeRobot
 from hal.drivers.ros2.sim_node import describe as describe_robot
 from hal.registry import read_config

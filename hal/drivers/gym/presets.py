@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from hal.drivers.gym.robot import GymRobot
 from hal.drivers.gym.spec import GymCamera, GymConfig, GymPart, GymTask
-from hal.drivers.metaworld.robot import metaworld_spec, state_config
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, check_task, instruction
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld.tasks import instruction
+from hal.interfaces.robot import check_task
 from wire.clock import Clock
 from wire.types import CommandType, Dimension
 
@@ -70,14 +71,14 @@ def aloha(task: str = "transfer-cube", height: int = 120, width: int = 160) -> G
 
     gym-aloha draws 480x640 at every step, which a CPU does 5 to 10 times a second; here it is shrunk.
     """
-    check_task(task, _ALOHA, "aloha")
-    env_id, words = _ALOHA[task]
+    check_task("aloha", task, _ALOHA)
+    env_id, instruction = _ALOHA[task]
     joints = [Dimension(f"{arm}_{joint}", *limits) for arm in ("left", "right") for joint, limits in _JOINTS.items()]
     return GymConfig(
         env_id=env_id,
         module="gym_aloha",
         kwargs={"obs_type": "pixels_agent_pos"},
-        tasks=(GymTask(task, words),),
+        tasks=(GymTask(task, instruction),),
         state=(_part("agent_pos", joints),),
         action=_part("", joints),
         cameras=(GymCamera("top", height, width, 50.0, "pixels.top", 240, 320),),
@@ -91,8 +92,8 @@ def fetch(task: str = "reach") -> GymConfig:
 
     Action: the hand's change in 5 cm per step, and the gripper. FetchReach keeps its gripper shut.
     """
-    check_task(task, _FETCH, "fetch")
-    env_id, words = _FETCH[task]
+    check_task("fetch", task, _FETCH)
+    env_id, instruction = _FETCH[task]
     hand = _vector("hand", "m", 3.0)
     gripper = [Dimension(f"finger_{side}", "m", -0.1, 0.1) for side in ("right", "left")]
     # gymnasium-robotics gives velocities times the period
@@ -109,7 +110,7 @@ def fetch(task: str = "reach") -> GymConfig:
     return GymConfig(
         env_id=env_id,
         module="gymnasium_robotics",
-        tasks=(GymTask(task, words),),
+        tasks=(GymTask(task, instruction),),
         state=(_part("observation", felt), _part("desired_goal", _vector("goal", "m", 3.0))),
         action=_part("", [*moves, Dimension("gripper", "1", -1.0, 1.0)]),
         control_hz=25.0,
@@ -124,9 +125,7 @@ def metaworld(*tasks: str) -> GymConfig:
     (50 ms), and an episode is over after 500 steps. The driver `metaworld` has neither bound, and cameras.
     """
     chosen = tasks or ("push",)
-    for task in chosen:
-        check_task(task, KNOWN_TASKS, "hal.drivers.gym.presets.metaworld")
-    spec = metaworld_spec(state_config())
+    spec = metaworld_spec(MetaWorldConfig(tasks=chosen, observation="state"))
     return GymConfig(
         env_id="Meta-World/goal_observable",
         module="metaworld",

@@ -13,13 +13,13 @@ import numpy as np
 
 from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.spec import RENDER, GymConfig, GymTask, check_spaces, gym_spec, make_env, read_spaces
-from hal.interfaces.robot import Feedback, check_reset
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action, rest_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation
 
-_Done = TypeVar("_Done")
+_Result = TypeVar("_Result")
 
 
 class GymRobot:
@@ -42,7 +42,7 @@ class GymRobot:
         self._env: Any = None
         self._seen: Any = None
         self._tick = 0
-        self._over = False
+        self._ended = False
         self._success = False
         self._executed: np.ndarray = np.zeros(self.spec.action_dim, np.float32)
         self._frames: dict[str, tuple[int, Frame]] = {}
@@ -53,7 +53,7 @@ class GymRobot:
         Raises `RobotError` when it cannot be made, `ConfigError` when it is another one than the spec says.
         """
         if not self._connected:
-            self._env_of(self._tasks[self.tasks[0]], 0)
+            self._env_for(self._tasks[self.tasks[0]], 0)
             self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
@@ -61,18 +61,18 @@ class GymRobot:
         check_reset(self._where, task, self.tasks, seed, self._connected)
         wanted = self._tasks[task]
         self._env, self.task = None, ""
-        env = self._env_of(wanted, seed)
-        self._seen, _ = self._run("reset", lambda: env.reset(seed=seed, options=wanted.options or None))
-        self._env, self._tick, self._over, self._success = env, 0, False, False
+        env = self._env_for(wanted, seed)
+        self._seen, _ = self._call("reset", lambda: env.reset(seed=seed, options=wanted.options or None))
+        self._env, self._tick, self._ended, self._success = env, 0, False, False
         self._frames.clear()
         self.task, self._text = task, wanted.instruction or task.replace("-", " ").replace("_", " ")
         self._executed = rest_action(self.spec, np.nan_to_num(self._state()))
-        self._film()
+        self._capture()
 
     def read(self) -> Observation:
         """The state, float32[ds], the newest frames, the instruction. Raises `RobotError`."""
-        self._ready("read")
-        self._film()
+        require_scene(self._where, "read", self._env)
+        self._capture()
         frames = {name: frame for name, (_, frame) in self._frames.items()}
         return Observation(self._clock.now_ns(), self._state(), frames, self._text)
 
@@ -81,17 +81,17 @@ class GymRobot:
 
         Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
-        self._ready("write")
+        require_scene(self._where, "write", self._env)
         executed = limit_action(self.spec, action)
-        if self._over:
+        if self._ended:
             return Feedback(hold_action(self.spec, self._executed), 0.0, self._success)
         space = self._env.action_space
         # a copy, as some environments scale the action in place
         given = executed.astype(space.dtype).reshape(space.shape).copy()
-        self._seen, reward, terminated, truncated, info = self._run("step", lambda: self._env.step(given))
+        self._seen, reward, terminated, truncated, info = self._call("step", lambda: self._env.step(given))
         self._tick += 1
         self._executed = executed
-        self._over = bool(terminated) or bool(truncated)
+        self._ended = bool(terminated) or bool(truncated)
         ended_well = terminated and self.config.success_when_terminated
         told = next((info[key] for key in self.config.success_keys if key in info), ended_well)
         self._success = bool(np.all(np.asarray(told, float) > 0.5))
@@ -103,7 +103,7 @@ class GymRobot:
         self._connected, self.task = False, ""
         self._frames.clear()
         for env in envs.values():
-            self._run("close", env.close)
+            self._call("close", env.close)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -111,21 +111,17 @@ class GymRobot:
     def _where(self) -> str:
         return f"robot '{self.spec.embodiment}'"
 
-    def _ready(self, what: str) -> None:
-        if self._env is None:
-            raise RobotError(f"{self._where}: {what} without a scene; call reset() first.")
-
-    def _env_of(self, task: GymTask, seed: int) -> Any:
+    def _env_for(self, task: GymTask, seed: int) -> Any:
         key = repr((task.env_id, task.kwargs))
         if self.config.seed_argument and key in self._envs:
-            self._run("close", self._envs.pop(key).close)
+            self._call("close", self._envs.pop(key).close)
         if key not in self._envs:
             env = make_env(self.config, task, seed)
             check_spaces(self.config, self._parts, self.spec, read_spaces(self.config, env))
             self._envs[key] = env
         return self._envs[key]
 
-    def _run(self, what: str, call: Callable[[], _Done]) -> _Done:
+    def _call(self, what: str, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
         except FleetError:
@@ -156,7 +152,7 @@ class GymRobot:
             value = value[name]
         return value
 
-    def _film(self) -> None:
+    def _capture(self) -> None:
         """A new frame of each camera that is due; a frame is drawn when it is wanted, in the caller's thread."""
         for asked, camera in zip(self.config.cameras, self.spec.cameras, strict=True):
             due = self._tick // round(self.spec.control_hz / camera.rate_hz)
@@ -164,7 +160,7 @@ class GymRobot:
                 continue
             time_ns = self._clock.now_ns()
             drawn = asked.source == RENDER
-            picture = self._run("render", self._env.render) if drawn else self._value(asked.source, "camera")
+            picture = self._call("render", self._env.render) if drawn else self._value(asked.source, "camera")
             try:
                 preview = asked.preview_height, asked.preview_width
                 frame = make_frame(time_ns, to_rgb(picture), (camera.height, camera.width), preview)

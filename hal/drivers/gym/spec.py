@@ -208,14 +208,11 @@ def read_spaces(config: GymConfig, env: Any) -> Spaces:
 
 def check_spaces(config: GymConfig, parts: Sequence[GymPart], spec: RobotSpec, found: Spaces) -> None:
     """Raise `ConfigError` if an environment that was made is another one than the spec was made for."""
-    counts = [math.prod(_state_space(config, part, found).shape) for part in parts]
-    if sum(counts) != spec.state_dim:
-        given = ", ".join(f"'{part.key}' {count}" for part, count in zip(parts, counts, strict=True))
-        raise ConfigError(f"{config.where}: state has {spec.state_dim} names, but the environment gives {given}.")
-    if math.prod(found.action.shape) != spec.action_dim:
+    made = _spec(config, parts, found)
+    if (made.state_dim, made.action_dim) != (spec.state_dim, spec.action_dim):
         raise ConfigError(
-            f"{config.where}: action has {spec.action_dim} names, but the environment takes "
-            f"{math.prod(found.action.shape)} numbers."
+            f"{config.where}: state and action have {spec.state_dim} and {spec.action_dim} numbers, but in this "
+            f"environment {made.state_dim} and {made.action_dim}."
         )
 
 

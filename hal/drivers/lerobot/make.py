@@ -16,7 +16,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hal.drivers.lerobot.spec import parts
+from hal.drivers.lerobot.spec import components
 from wire.errors import ConfigError, RobotError, suggest
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def connect(device: Any, what: str, write_calibration: bool) -> None:
 
 
 def _check_calibration(device: Any, what: str, write: bool) -> None:
-    for _, part in parts(device):
+    for _, part in components(device):
         if part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated:
             continue
         file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
@@ -94,7 +94,7 @@ def disconnect(device: Any, what: str) -> None:
             device.disconnect()
     except Exception as error:  # noqa: BLE001 - it may be unplugged
         log.error("%s did not disconnect cleanly: %s", what, error)
-    for _, part in parts(device):
+    for _, part in components(device):
         port = getattr(getattr(part, "bus", None), "port_handler", None)
         if port is not None and getattr(port, "is_open", False):
             port.closePort()

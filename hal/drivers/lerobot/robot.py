@@ -17,8 +17,8 @@ import numpy as np
 from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.picture import resize_image, to_rgb
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
-from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, lerobot_spec, parts
-from hal.interfaces.robot import Feedback, check_reset
+from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, components, lerobot_spec
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidDataError, RobotError
@@ -126,20 +126,20 @@ class LeRobotRobot:
         check_reset(self._what, task, self.tasks, 0, self._connected)
         self._task = ""
         if self.config.rest_pose:
-            self._go_to_rest()
+            self._move_to_rest()
         self._observe()
         self._task = task
 
     def read(self) -> Observation:
         """State float32[ds] and the newest picture of each camera. Raises `RobotError` when a motor does not answer."""
-        self._ready("read")
+        require_scene(self._what, "read", self._task or None)
         seen, time_ns = self._observe()
         frames = {camera.name: self._frame(camera, seen.get(camera.name), time_ns) for camera in self.spec.cameras}
-        return Observation(time_ns, self._numbers(seen), frames, self.config.tasks[self._task])
+        return Observation(time_ns, self._state_of(seen), frames, self.config.tasks[self._task])
 
     def write(self, action: np.ndarray) -> Feedback:
         """Send `action`; raises `InvalidDataError` for one that is none, `RobotError` when the bus does not take it."""
-        self._ready("write")
+        require_scene(self._what, "write", self._task or None)
         return Feedback(self._send(limit_action(self.spec, action)))
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class LeRobotRobot:
                 raise RobotError(f"{self._what} cannot be read: {type(error).__name__}: {error}.") from error
         raise AssertionError("the loop returns or raises")
 
-    def _numbers(self, seen: dict[str, Any]) -> np.ndarray:
+    def _state_of(self, seen: dict[str, Any]) -> np.ndarray:
         missing = [name for name in self._states if name not in seen]
         if missing:
             raise RobotError(f"{self._what} did not measure {', '.join(missing)}; it promised to in its features.")
@@ -194,7 +194,7 @@ class LeRobotRobot:
         # A joint that was pushed past its limit comes back by steps that begin outside; what is recorded stays inside.
         return np.clip(done, self.spec.action_low(), self.spec.action_high()).astype(np.float32)
 
-    def _go_to_rest(self) -> None:
+    def _move_to_rest(self) -> None:
         names, low, high = self._actions, self._low, self._high
         seen, _ = self._observe()
         rest = self.config.rest_pose
@@ -226,7 +226,7 @@ class LeRobotRobot:
     def _detach_cameras(self) -> list[NewestCamera]:
         """Put a `NewestCamera` in the place of each camera of lerobot's robot and of its arms."""
         stand_ins: dict[int, NewestCamera] = {}
-        for _, part in parts(self._robot):
+        for _, part in components(self._robot):
             cameras: Any = getattr(part, "cameras", None)
             if isinstance(cameras, dict):
                 for name, camera in cameras.items():
@@ -255,7 +255,3 @@ class LeRobotRobot:
         frame = Frame(time_ns if taken_ns is None else taken_ns, small, None if same else whole)
         self._frames[camera.name] = image, frame
         return frame
-
-    def _ready(self, what: str) -> None:
-        if not self._task:
-            raise RobotError(f"{self._what}: {what} without a task; call reset() first.")

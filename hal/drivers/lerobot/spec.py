@@ -7,11 +7,12 @@ be in the configuration, and what is missing is named. Nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from wire.errors import ConfigError, suggest
+from hal.interfaces.dynamics import require_dimension
+from wire.errors import ConfigError
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 ENCODER_DEG = 360.0
@@ -113,7 +114,7 @@ def motor_units(robot: Any) -> dict[str, str]:
     return {name: motor.unit for name, motor in _motors(robot).items()}
 
 
-def parts(robot: Any) -> Iterator[tuple[str, Any]]:
+def components(robot: Any) -> Iterator[tuple[str, Any]]:
     """`robot`, or teleoperator, and those it is made of (two arms), each with the prefix of its names."""
     yield "", robot
     for attribute, value in vars(robot).items():
@@ -134,7 +135,7 @@ class _Motor(NamedTuple):
 def _motors(robot: Any) -> dict[str, _Motor]:
     return {
         f"{prefix}{name}.pos": _motor(bus, name, str(getattr(part, "calibration_fpath", "")))
-        for prefix, part in parts(robot)
+        for prefix, part in components(robot)
         for bus in vars(part).values()
         if isinstance(getattr(bus, "motors", None), Mapping)
         for name in bus.motors
@@ -201,7 +202,7 @@ def _split(features: Mapping[str, Any], config: LeRobotConfig) -> tuple[list[str
 def _camera(config: LeRobotConfig, robot: Any, name: str, shape: tuple[int, int]) -> CameraSpec:
     height, width = config.images.get(name, shape)
     rate_hz: float | None = None
-    for prefix, part in parts(robot):
+    for prefix, part in components(robot):
         own = getattr(getattr(part, "config", None), "cameras", None) or {}
         rate_hz = rate_hz or getattr(own.get(name.removeprefix(prefix)), "fps", None)
     # A robot that brings pictures without a camera of lerobot's takes them when it is read.
@@ -220,15 +221,5 @@ def _check_names(
         ("images", config.images, set(cameras)),
         ("leave_out", config.leave_out, set(seen)),
     ):
-        require_known(config.what, where, names, known)
-
-
-def require_known(what: str, where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first of `names` that is not `known`."""
-    known = sorted(known)
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"{what}: {where} has '{name}', which is not there.{suggest(name, known)} "
-                f"There are: {', '.join(known) or 'none'}."
-            )
+        for name in names:
+            require_dimension(f"{config.what}: `{where}`", name, sorted(known))

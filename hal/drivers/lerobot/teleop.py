@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
-from hal.drivers.lerobot.spec import motor_units, require_known
+from hal.drivers.lerobot.spec import motor_units
+from hal.interfaces.dynamics import require_dimension
 from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import check_rest
 from wire.clock import Clock, MonotonicClock
@@ -219,7 +220,8 @@ class LeRobotTeleop:
             ("scale", self.config.scale),
             ("changes", self.config.changes),
         ):
-            require_known(f"{self._what} for robot '{spec.embodiment}'", where, names, actions)
+            for name in names:
+                require_dimension(f"{self._what} for robot '{spec.embodiment}': `{where}`", name, actions)
         for d in spec.action:
             if d.name in self.config.changes and d.meaning is CommandType.absolute:
                 raise ConfigError(f"{self._what}: '{d.name}' is an absolute target and cannot follow changes.")

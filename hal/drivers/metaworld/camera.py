@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hal.cameras.picture import resize_image
 from hal.driver_host.priority import ordinary
 from hal.drivers.metaworld.render import Renderer, render_error
 from hal.drivers.metaworld.simulation import Pose, Simulation, import_simulator
@@ -25,7 +26,7 @@ _TIMEOUT_S = 10.0
 """so long a reset waits for the thread's first frame, and `close` for its end"""
 
 
-class _Framing:
+class _FrameMaker:
     """Makes frames of drawn pictures."""
 
     def __init__(self, size_px: int) -> None:
@@ -34,10 +35,7 @@ class _Framing:
 
     def frame(self, time_ns: int, picture: np.ndarray, preview: bool) -> Frame:
         """The policy's view of `picture`, with the picture itself if a `preview` is wanted and due."""
-        import cv2
-
-        # Each pixel is the mean of the ones it covers, so that small things do not flicker.
-        small = cv2.resize(picture, (self._size_px, self._size_px), interpolation=cv2.INTER_AREA)
+        small = resize_image(picture, self._size_px, self._size_px)
         if not preview or 0 <= time_ns - self._previewed_ns < _PREVIEW_NS:
             return Frame(time_ns, small)
         self._previewed_ns = time_ns
@@ -51,7 +49,7 @@ class InlineCamera:
         self.previews = False
         """whether some frames bring the picture as it was drawn"""
         self._renderer = Renderer(name, preview_px)
-        self._framing = _Framing(image_px)
+        self._maker = _FrameMaker(image_px)
         self._every_ticks = every_ticks
         self._clock = clock
         self._simulation: Simulation | None = None
@@ -68,7 +66,7 @@ class InlineCamera:
         self._simulation, self._tick = simulation, 0
         self.frame()
 
-    def moved(self, simulation: Simulation) -> None:
+    def on_step(self, simulation: Simulation) -> None:
         """One control period of `simulation` has passed."""
         self._tick += 1
 
@@ -79,7 +77,7 @@ class InlineCamera:
         if self._frame is None or due > self._drawn:
             time_ns = self._clock.now_ns()
             picture = self._renderer.render(self._simulation.model, self._simulation.data)
-            self._frame, self._drawn = self._framing.frame(time_ns, picture, self.previews), due
+            self._frame, self._drawn = self._maker.frame(time_ns, picture, self.previews), due
         return self._frame
 
     def close(self) -> None:
@@ -103,7 +101,7 @@ class ThreadedMetaWorldCamera:
     def __init__(self, name: str, image_px: int, preview_px: int, rate_hz: float, clock: Clock) -> None:
         self.previews = False
         self._name = name
-        self._framing = _Framing(image_px)
+        self._maker = _FrameMaker(image_px)
         self._drawn_px = preview_px
         self._period_s = 1.0 / rate_hz
         self._clock = clock
@@ -134,7 +132,7 @@ class ThreadedMetaWorldCamera:
                 "The machine is too busy to draw; run fewer simulated robots on it."
             )
 
-    def moved(self, simulation: Simulation) -> None:
+    def on_step(self, simulation: Simulation) -> None:
         self._scene = _Scene(self._episode, simulation, simulation.pose())
 
     def frame(self) -> Frame:
@@ -187,7 +185,7 @@ class ThreadedMetaWorldCamera:
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             mujoco.mj_camlight(model, data)
-            frame = self._framing.frame(time_ns, renderer.render(model, data), self.previews)
+            frame = self._maker.frame(time_ns, renderer.render(model, data), self.previews)
             with self._changed:
                 if scene.episode == self._episode:
                     self._newest = scene.episode, frame

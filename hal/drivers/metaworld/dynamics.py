@@ -1,22 +1,23 @@
 """Where the hand of the simulated Sawyer will be: what an asynchronous policy starts from.
 
-Actions move a set-point, exactly; the hand is drawn after it. The robot of the task `track` feels the set-point
-itself, so its actions are integrated. The others feel the hand, which is up to 4 cm behind at full speed: where the
-set-point is follows from the actions executed before.
+Actions move a set-point, exactly; the hand is drawn after it, up to 4 cm behind at full speed. The robot feels the
+hand: where the set-point is follows from the actions executed before.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, metaworld_spec
-from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW
-from hal.interfaces.dynamics import ActionStateMapping, DynamicsModel, SpecMotion
+from hal.drivers.metaworld.simulation import CONTROL_HZ
+from hal.interfaces.dynamics import ActionStateMapping
 from hal.safety.limiter import SafetyLimits
 from wire.types import RobotSpec
 
 STEP_M = 0.01
 """of the set-point, for an action of 1"""
+HAND_LOW = (-0.5, 0.40, 0.05)
+HAND_HIGH = (0.5, 1.0, 0.5)
+"""metres; where the simulator keeps the set-point"""
 _FOLLOW = 0.26
 _SMOOTH = 0.5
 """shares per tick, fitted to the scripted experts' episodes of all shipped tasks, with and without noise"""
@@ -26,16 +27,8 @@ _MEMORY_TICKS = 40
 """after which nothing is left of an action but its step"""
 
 
-def metaworld_motion(config: MetaWorldConfig) -> DynamicsModel:
-    """The motion of a robot with `config`; needs no simulator."""
-    spec = metaworld_spec(config)
-    if config.observation == "track":
-        return SpecMotion(spec, [ActionStateMapping(f"move_{axis}", f"set_point_{axis}", STEP_M) for axis in "xyz"])
-    return HandMotion(spec)
-
-
 def metaworld_limits() -> SafetyLimits:
-    """For a robot that measures its hand: full speed at most, full reversal in two ticks, the simulator's own walls.
+    """Full speed at most, full reversal in two ticks, the simulator's own walls.
 
     Loose: the scripted experts go from rest to full speed at once, which these limits let them do.
     """
@@ -68,7 +61,7 @@ class HandMotion:
     """
 
     def __init__(self, spec: RobotSpec) -> None:
-        """`spec`: one of MetaWorld's with a measured hand, whose first three numbers are its position."""
+        """`spec`: one of MetaWorld's."""
         names = [d.name for d in spec.state]
         self._hand = np.array([names.index(f"hand_{axis}") for axis in "xyz"])
         before = [f"hand_{axis}_before" for axis in "xyz"]

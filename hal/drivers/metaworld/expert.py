@@ -13,8 +13,6 @@ import numpy as np
 
 from hal.drivers.metaworld.robot import MetaWorldRobot
 from hal.drivers.metaworld.simulation import import_simulator
-from hal.drivers.metaworld.tasks import TRACK, simulator_name
-from hal.drivers.metaworld.track import track_action
 from wire.types import Observation
 
 
@@ -30,14 +28,12 @@ class MetaWorldExpert:
         task = self._robot.task
         if not task:
             return None
-        if task == TRACK:
-            return track_action(self._robot.privileged())
         expert = self._experts.get(task)
         if expert is None:
             import_simulator()
             from metaworld.policies import ENV_POLICY_MAP
 
-            made: Any = ENV_POLICY_MAP[simulator_name(task)]
+            made: Any = ENV_POLICY_MAP[f"{task}-v3"]
             # The experts ask for more than the limits on purpose; their own `move` warns of it at each call.
             sys.modules[made.__module__].__dict__["move"] = _move
             expert = self._experts[task] = made()
@@ -51,14 +47,11 @@ class MetaWorldExpert:
     def progress(self) -> float:
         """Metres left: hand to object, and twice the way of the object to its goal. Infinite before the first reset.
 
-        The object's way counts twice so that it outweighs a hand that has to step back to push. For `track`: metres
-        from the set-point to where it should be.
+        The object's way counts twice so that it outweighs a hand that has to step back to push.
         """
         if not self._robot.task:
             return float("inf")
         seen = self._robot.privileged()
-        if self._robot.task == TRACK:
-            return float(np.linalg.norm(seen[10:13] - seen[:3]))
         hand, thing, goal = seen[:3].tolist(), seen[4:7].tolist(), seen[36:39].tolist()
         return math.dist(hand, thing) + 2.0 * math.dist(thing, goal)
 

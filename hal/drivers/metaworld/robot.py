@@ -1,8 +1,7 @@
 """MetaWorld (Yu et al. 2020, "Meta-World") as a robot: a simulated Sawyer arm that is paced like a real one.
 
 The action is what MetaWorld takes: a set-point that moves by up to 1 cm per step in x, y, z, and a gripper effort.
-The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera; `track` is a
-task of its own, a goal that moves (`hal.drivers.metaworld.track`).
+The recipe `pixels` sees a camera and its own hand; `state` sees the poses of all objects and no camera.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import numpy as np
 
 from hal.drivers.metaworld.camera import InlineCamera, ThreadedMetaWorldCamera
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, TRACK, check_task, instruction
-from hal.drivers.metaworld.track import HAND_HIGH, HAND_LOW, TrackSimulation
-from hal.interfaces.robot import Feedback, check_reset
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, instruction
+from hal.interfaces.robot import Feedback, check_reset, check_task, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, RobotError
+from wire.errors import ConfigError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 
@@ -29,9 +27,8 @@ class MetaWorldConfig:
 
     tasks: tuple[str, ...] = PIXEL_TASKS
     """MetaWorld names without `-v3`"""
-    observation: Literal["pixels", "state", "track"] = "pixels"
-    """pixels: camera and 4 numbers of the hand. state: all 39 numbers of MetaWorld, no camera. track: 10 numbers, no
-    camera, for the task `track` and only it"""
+    observation: Literal["pixels", "state"] = "pixels"
+    """pixels: camera and 4 numbers of the hand. state: all 39 numbers of MetaWorld, no camera"""
     camera: str = "corner2"
     image_px: int = 64
     """width and height of the policy's image"""
@@ -44,11 +41,10 @@ class MetaWorldConfig:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ConfigError(f"MetaWorldConfig: no tasks; choose from {', '.join(KNOWN_TASKS)}.")
-        if self.observation not in ("pixels", "state", "track"):
-            raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is none of pixels, state, track.")
-        known = (TRACK,) if self.observation == "track" else KNOWN_TASKS
+        if self.observation not in ("pixels", "state"):
+            raise ConfigError(f"MetaWorldConfig: observation '{self.observation}' is neither pixels nor state.")
         for task in self.tasks:
-            check_task(task, known, f"MetaWorldConfig, observation '{self.observation}'")
+            check_task("MetaWorldConfig", task, KNOWN_TASKS)
         ticks = CONTROL_HZ / self.camera_hz if self.camera_hz > 0 else 0
         if ticks < 1 or ticks != int(ticks):
             raise ConfigError(
@@ -62,30 +58,15 @@ class MetaWorldConfig:
             )
 
 
-def state_config() -> MetaWorldConfig:
-    """Two tasks by object poses."""
-    return MetaWorldConfig(tasks=STATE_TASKS, observation="state")
-
-
-def track_config() -> MetaWorldConfig:
-    """A goal that moves on a circle."""
-    return MetaWorldConfig(tasks=(TRACK,), observation="track")
-
-
 def metaworld_spec(config: MetaWorldConfig) -> RobotSpec:
     """The spec of a robot with `config`; needs no simulator."""
     hand = (
         *_axes("hand_{}", "m", (-0.525, 0.348, -0.0525), (0.525, 1.025, 0.7)),
         Dimension("gripper_opening", "1", -1.0, 1.0),
     )
-    match config.observation:
-        case "pixels":
-            state = hand
-        case "state":
-            state = (*_hand_and_objects(hand, ""), *_hand_and_objects(hand, "_before"), *_position("goal_{}"))
-        case "track":
-            speed = _axes("goal_v{}", "m/s", (-2.0, -2.0, -2.0), (2.0, 2.0, 2.0))
-            state = (*_axes("set_point_{}", "m", HAND_LOW, HAND_HIGH), hand[3], *_position("goal_{}"), *speed)
+    state = hand
+    if config.observation == "state":
+        state = (*_hand_and_objects(hand, ""), *_hand_and_objects(hand, "_before"), *_position("goal_{}"))
     camera = CameraSpec(config.camera, config.image_px, config.image_px, config.camera_hz)
     return RobotSpec(
         embodiment=f"metaworld-sawyer-{config.observation}",
@@ -107,12 +88,13 @@ class MetaWorldRobot:
         self.config = config or MetaWorldConfig()
         self.spec = metaworld_spec(self.config)
         self.tasks = self.config.tasks
+        self._who = f"robot '{self.spec.embodiment}'"
         self._clock = clock or MonotonicClock()
         self._connected = False
         self._camera: InlineCamera | ThreadedMetaWorldCamera | None = None
         self._simulations: dict[str, Simulation] = {}
-        self._now: Simulation | None = None
-        self._text = ""
+        self._simulation: Simulation | None = None
+        self._instruction = ""
         self._previews = False
 
     def connect(self) -> None:
@@ -139,47 +121,46 @@ class MetaWorldRobot:
         Raises `ConfigError` for a task that is not in the configuration, `RobotError` before `connect`, `RenderError`
         when the camera gives no frame.
         """
-        check_reset(f"robot '{self.spec.embodiment}'", task, self.tasks, seed, self._connected)
+        check_reset(self._who, task, self.tasks, seed, self._connected)
         if self._camera is not None:
             self._camera.pause()
-        self._now = None
+        self._simulation = None
         simulation = self._simulations.get(task)
         if simulation is None:
-            simulation = self._simulations[task] = TrackSimulation() if task == TRACK else Simulation(task)
+            simulation = self._simulations[task] = Simulation(task)
         simulation.reset(seed)
         if self._camera is not None:
             self._camera.start(simulation)
-        self._now, self._text = simulation, instruction(task)
+        self._simulation, self._instruction = simulation, instruction(task)
 
     def read(self) -> Observation:
-        """The state, float32[4], [39] or [10], the camera's newest frame, the instruction. Raises `RobotError`."""
-        state = self._simulation("read").observation[: self.spec.state_dim].astype(np.float32)
+        """The state, float32[4] or [39], the camera's newest frame, the instruction. Raises `RobotError`."""
+        state = require_scene(self._who, "read", self._simulation).observation[: self.spec.state_dim].astype(np.float32)
         frames: dict[str, Frame] = {}
         if self._camera is not None:
             frames[self.config.camera] = self._camera.frame()
-        return Observation(self._clock.now_ns(), state, frames, self._text)
+        return Observation(self._clock.now_ns(), state, frames, self._instruction)
 
     def write(self, action: np.ndarray) -> Feedback:
         """Step the simulator by 12.5 ms with `action`, float32[4], clipped to the limits.
 
         Raises `InvalidDataError` for another shape or a number that is not finite; nothing moves then.
         """
-        simulation = self._simulation("write")
+        simulation = require_scene(self._who, "write", self._simulation)
         executed = limit_action(self.spec, action)
         reward, success = simulation.step(executed)
         if self._camera is not None:
-            self._camera.moved(simulation)
+            self._camera.on_step(simulation)
         return Feedback(executed, reward, success)
 
     def privileged(self) -> np.ndarray:
-        """What a scripted operator knows, never for a policy of pixels: float64[39], MetaWorld's whole observation, or
-        for `track` float64[13] as `TrackSimulation` says."""
-        return self._simulation("privileged").observation
+        """What a scripted operator knows, never for a policy of pixels: float64[39], MetaWorld's whole observation."""
+        return require_scene(self._who, "privileged", self._simulation).observation
 
     @property
     def task(self) -> str:
         """The running task's name, '' before the first reset."""
-        return self._now.task if self._now is not None else ""
+        return self._simulation.task if self._simulation is not None else ""
 
     def request_previews(self, wanted: bool) -> None:
         """As `hal.interfaces.robot`: the picture as it was drawn goes with ten frames a second at most."""
@@ -193,13 +174,8 @@ class MetaWorldRobot:
             self._camera.close()
         for simulation in self._simulations.values():
             simulation.close()
-        self._camera, self._now, self._connected = None, None, False
+        self._camera, self._simulation, self._connected = None, None, False
         self._simulations.clear()
-
-    def _simulation(self, what: str) -> Simulation:
-        if self._now is None:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-        return self._now
 
 
 def _axes(name: str, unit: str, low: tuple[float, ...], high: tuple[float, ...]) -> tuple[Dimension, ...]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hal.drivers.metaworld.tasks import simulator_name
 from wire.errors import RobotError
 
 CONTROL_HZ = 80.0
@@ -66,8 +65,7 @@ class Simulation:
 
     def __init__(self, task: str) -> None:
         mujoco, metaworld = import_simulator()
-        name = simulator_name(task)
-        env = metaworld.env_dict.ALL_V3_ENVIRONMENTS[name]()
+        env = metaworld.env_dict.ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
         # What `set_task` does, without building the benchmark's 50 scenes: an episode's scene comes from its seed.
         env._set_task_called = True
         env._freeze_rand_vec = False

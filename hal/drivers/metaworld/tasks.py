@@ -5,9 +5,7 @@ Imports no simulator, so a command line can list tasks anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from wire.errors import ConfigError, suggest
+from hal.interfaces.robot import check_task
 
 KNOWN_TASKS = (
     "assembly",
@@ -68,9 +66,6 @@ PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open"
 
 STATE_TASKS = ("push", "pick-place")
 
-TRACK = "track"
-"""Not one of MetaWorld's: follow a goal that moves, see `hal.drivers.metaworld.track`."""
-
 _INSTRUCTIONS = {
     "drawer-open": "open the drawer",
     "button-press-topdown": "press the button",
@@ -79,21 +74,8 @@ _INSTRUCTIONS = {
     "door-open": "open the door",
     "push": "push the puck to the goal",
     "pick-place": "pick up the puck and bring it to the goal",
-    TRACK: "follow the goal",
 }
 _VERBS_LAST = ("open", "close", "lock", "unlock", "turn", "push", "pull", "press", "insert", "slide", "place")
-
-
-def check_task(task: str, known: Iterable[str], where: str) -> None:
-    """Raise `ConfigError` with the nearest known name if `task` is not in `known`."""
-    known = tuple(known)
-    if task not in known:
-        raise ConfigError(f"{where}: no task '{task}'.{suggest(task, known)} It knows: {', '.join(known)}.")
-
-
-def simulator_name(task: str) -> str:
-    """The name of the scene that MetaWorld itself uses."""
-    return "reach-v3" if task == TRACK else f"{task}-v3"
 
 
 def instruction(task: str) -> str:
@@ -101,7 +83,7 @@ def instruction(task: str) -> str:
 
     A task without a sentence of its own gets one from its name. Raises `ConfigError` for a name that is not known.
     """
-    check_task(task, (*KNOWN_TASKS, TRACK), "MetaWorld")
+    check_task("MetaWorld", task, KNOWN_TASKS)
     if task in _INSTRUCTIONS:
         return _INSTRUCTIONS[task]
     words = task.split("-")

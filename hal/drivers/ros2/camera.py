@@ -12,25 +12,19 @@ from wire.errors import RobotError
 from wire.types import CameraSpec, Dimension, Frame, RobotSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Ros2CameraConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ros2CameraConfig(ImageTopic):
     """Where the pictures come from and what they become."""
 
     name: str = "camera"
     height: int = 480
     width: int = 640
     rate_hz: float = 30.0
-    topic: str = ""
-    """'': `camera/NAME/image_raw`, with `/compressed` behind it when compressed"""
-    compressed: bool = False
-    resize: bool = False
-    """shrink what comes to height x width; otherwise another size is an error"""
     namespace: str = ""
     node: str = "vla_fleet_camera"
     domain_id: int | None = None
     reliability: Reliability = "reliable"
-    arrival_stamps: bool = False
-    """for a camera that does not stamp its pictures"""
+    stamps: StampSource = StampSource.header
     use_sim_time: bool = False
     connect_timeout_s: float = 10.0
 
@@ -48,21 +42,21 @@ class Ros2Camera:
         """Subscribe and wait for the first picture. Raises `RobotError` when none comes, or one of another kind."""
         if self._synchronizer is not None:
             return
-        name, how = self.config.name, ImageTopic(self.config.topic, self.config.compressed, self.config.resize)
-        robot = _as_robot(self.config, self.spec, how)
+        config, name = self.config, self.config.name
+        robot = _as_robot(config, self.spec)
         try:
             self._node.open()
-            topic = self._node.topic(how.name(name))
+            topic = self._node.topic(config.topic_of(name))
             stamps = Stamps(robot, self._node.now_ns, None)
             topics = {name: topic, "joint_states": ""}
             synchronizer = MessageSynchronizer(robot_spec(robot), robot, topics, stamps, own_clock=False)
             on_picture = partial(synchronizer.on_picture, name)
-            self._node.subscribe(how.kind, how.name(name), on_picture, self.config.reliability, depth=4)
+            self._node.subscribe(config.kind, config.topic_of(name), on_picture, config.reliability, depth=4)
             try:
-                synchronizer.newest_picture(name, self.config.connect_timeout_s)
+                synchronizer.newest_picture(name, config.connect_timeout_s)
             except RobotError as error:
-                publishers = self._node.publishers(topic)
-                who = ", ".join(f"{one.node} ({'reliable' if one.reliable else 'best effort'})" for one in publishers)
+                publishers = self._node.publishers(topic).items()
+                who = ", ".join(f"{node} ({reliability})" for node, reliability in publishers)
                 raise RobotError(f"{error}. It is published by {who or 'nobody'}.") from error
         except BaseException:
             self._node.close()
@@ -81,12 +75,12 @@ class Ros2Camera:
         self._node.close()
 
 
-def _as_robot(config: Ros2CameraConfig, spec: CameraSpec, how: ImageTopic) -> Ros2Config:
+def _as_robot(config: Ros2CameraConfig, spec: CameraSpec) -> Ros2Config:
     """A robot that has only this camera."""
     nothing = (Dimension("none", "1", 0.0, 1.0),)
     return Ros2Config(
         RobotSpec("camera", nothing, nothing, (spec,), spec.rate_hz),
-        cameras={config.name: how},
-        stamps=StampSource.arrival if config.arrival_stamps else StampSource.header,
+        cameras={config.name: config},
+        stamps=config.stamps,
         use_sim_time=config.use_sim_time,
     )

@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from hal.drivers.ros2.wrapper import Reliability
-from wire.errors import ConfigError, suggest
+from hal.interfaces.dynamics import require_dimension
+from wire.errors import ConfigError
 from wire.types import CommandType, RobotSpec
 
 Field = Literal["position", "velocity", "effort"]
@@ -50,13 +51,14 @@ class ImageTopic:
         """The type of its messages."""
         return f"sensor_msgs/msg/{'CompressedImage' if self.compressed else 'Image'}"
 
-    def name(self, camera: str) -> str:
+    def topic_of(self, camera: str) -> str:
+        """Relative to the namespace."""
         return self.topic or f"camera/{camera}/image_raw" + "/compressed" * self.compressed
 
 
 @dataclass(frozen=True, slots=True)
 class IntegrationTarget:
-    """What a delta action moves, when it is sent integrated."""
+    """What a delta action moves, when the sum of all is sent."""
 
     state: str
     """the state dimension that measures it; its limits are the target's"""
@@ -94,10 +96,8 @@ class Ros2Config:
     """the joint of a dimension whose name is another"""
     fields: dict[str, Field] = field(default_factory=dict)
     """which field of its joint a state dimension reads; position when not named"""
-    deltas: Literal["as_they_are", "integrated"] = "as_they_are"
-    """send delta actions as they are, or as targets: each added onto the last target"""
     targets: dict[str, IntegrationTarget] = field(default_factory=dict)
-    """for integrated: by action dimension"""
+    """by delta dimension: each delta is added onto the last target, and that is sent; empty: deltas go as they are"""
     executed: bool = False
     """the robot publishes what it executed: every command waits for that. Otherwise it is the limited command"""
     stepped: bool = False
@@ -127,8 +127,6 @@ class Ros2Config:
             raise self._wrong("stepped", "needs executed: true, or no command would know when its step is over")
         if self.stepped and self.stamps != StampSource.header:
             raise self._wrong("stepped", "needs stamps: header, to know which picture belongs to which step")
-        if self.targets and self.deltas != "integrated":
-            raise self._wrong("targets", "are only used with deltas: integrated")
         for one in fields(self):
             if one.name.endswith("_s") and not getattr(self, one.name) > 0:
                 raise self._wrong(one.name, "must be above 0")
@@ -155,11 +153,8 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
         ("targets", [target.state for target in config.targets.values()], states),
     ):
         for name in given:
-            if name not in known:
-                raise ConfigError(
-                    f"Ros2Config: {what}: the spec of '{spec.embodiment}' has no '{name}'.{suggest(name, known)}"
-                )
-    if config.deltas == "integrated":
+            require_dimension(f"Ros2Config of '{spec.embodiment}': `{what}`", name, known)
+    if config.targets:
         missing = [d.name for d in spec.action if d.meaning is CommandType.delta and d.name not in config.targets]
         if missing:
             raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hal.cameras.picture import resize_image
 from hal.drivers.ros2.config import Field
 from hal.drivers.ros2.wrapper import interface
 from wire.errors import InvalidDataError
@@ -134,7 +135,7 @@ def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
-def picture(message: Any, topic: str) -> np.ndarray:
+def decode_picture(message: Any, topic: str) -> np.ndarray:
     """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidDataError` for what it is not."""
     return _compressed(message, topic) if hasattr(message, "format") else _raw(message, topic)
 
@@ -170,7 +171,7 @@ def _compressed(message: Any, topic: str) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
+def fit_picture(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
     """`image` in the size of `spec`. Raises `InvalidDataError` when it has another and `resize` is not wanted."""
     if image.shape[:2] == (spec.height, spec.width):
         return image
@@ -179,9 +180,7 @@ def fitted(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.
             f"'{topic}': pictures of {image.shape[0]}x{image.shape[1]}; camera '{spec.name}' of the spec has "
             f"{spec.height}x{spec.width}. Set the camera's size, or `resize` for it."
         )
-    import cv2
-
-    return cv2.resize(image, (spec.width, spec.height), interpolation=cv2.INTER_AREA)
+    return resize_image(image, spec.height, spec.width)
 
 
 def raw_image(camera: str, image: np.ndarray, time_ns: int) -> Any:

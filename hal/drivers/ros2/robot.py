@@ -17,7 +17,7 @@ from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, command
 from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
 from hal.drivers.ros2.wrapper import Client, Publisher, RosNode
-from hal.interfaces.robot import Feedback, check_reset
+from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
@@ -42,6 +42,7 @@ class Ros2Robot:
         self.config = config
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
+        self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
         where = (config.namespace, config.domain_id)
@@ -71,7 +72,7 @@ class Ros2Robot:
         try:
             node.open()
             cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
-            topics = {name: node.topic(how.name(name)) for name, how in cameras.items()}
+            topics = {name: node.topic(how.topic_of(name)) for name, how in cameras.items()}
             topics |= {"joint_states": node.topic(config.topics.joint_states)}
             synchronizer = MessageSynchronizer(
                 self.spec, config, topics, self._stamps, own_clock=self._clock is not None
@@ -80,7 +81,7 @@ class Ros2Robot:
                 self._camera_node.open(beside=node)
             for name, how in cameras.items():
                 on_picture = partial(synchronizer.on_picture, name)
-                self._camera_node.subscribe(how.kind, how.name(name), on_picture, qos.images, depth=4)
+                self._camera_node.subscribe(how.kind, how.topic_of(name), on_picture, qos.images, depth=4)
             if config.executed:
                 node.subscribe(JOINT_STATE, config.topics.executed, synchronizer.on_executed, qos.executed)
             node.subscribe(JOINT_STATE, config.topics.joint_states, synchronizer.on_state, qos.joint_states)
@@ -89,11 +90,11 @@ class Ros2Robot:
             self._stop = node.client(TRIGGER, config.topics.stop) if config.stop else None
             if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
                 raise RobotError(
-                    f"robot '{self.spec.embodiment}': {wrong}, waited {config.connect_timeout_s:g} s. "
+                    f"{self._who}: {wrong}, waited {config.connect_timeout_s:g} s. "
                     f"{self._graph_hint(topics['joint_states'])}"
                 )
         except BaseException:
-            self._give_back()
+            self._release()
             raise
         self._synchronizer = synchronizer
 
@@ -102,7 +103,7 @@ class Ros2Robot:
 
         Raises `ConfigError` for a task that it does not know, `RobotError` for a reset that failed or took too long.
         """
-        config, who = self.config, f"robot '{self.spec.embodiment}'"
+        config, who = self.config, self._who
         check_reset(who, task, self.tasks or (task,), seed, self._synchronizer is not None)
         assert self._synchronizer is not None
         self.task = ""
@@ -124,7 +125,7 @@ class Ros2Robot:
             around = " ".join(map(self._graph_hint, missing))
             raise RobotError(
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
-                f"{self._synchronizer.wrong()} {around}"
+                f"{self._synchronizer.faults()} {around}"
             )
         self._executed = np.zeros(self.spec.action_dim, np.float32)
         self._targets.clear()
@@ -136,7 +137,7 @@ class Ros2Robot:
         Raises `RobotError` for joint states that are too old, pictures that do not go with them, or a clock that
         jumped; it goes on by itself when they are right again.
         """
-        synchronizer = self._ready("read")
+        synchronizer = require_scene(self._who, "read", self._synchronizer if self.task else None)
         try:
             return synchronizer.observation(self.config.tasks.get(self.task) or self.task)
         except RobotError:
@@ -150,16 +151,15 @@ class Ros2Robot:
         Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
         or no `executed` comes in time.
         """
-        synchronizer = self._ready("write")
+        synchronizer = require_scene(self._who, "write", self._synchronizer if self.task else None)
         assert self._command is not None
         limited = limit_action(self.spec, action)
-        who = f"robot '{self.spec.embodiment}'"
         if not self._command.subscriptions:
             raise RobotError(
-                f"{who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
+                f"{self._who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
                 "running? The command was not sent."
             )
-        sent, executed = self._sent(synchronizer, limited)
+        sent, executed = self._integrate(synchronizer, limited)
         self._publish(self._command, sent)
         if not self.config.executed:
             self._executed = executed
@@ -171,7 +171,7 @@ class Ros2Robot:
         self._silent = feedback is None
         if feedback is None:
             raise RobotError(
-                f"{who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
+                f"{self._who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
                 f"{timeout_s:g} s ago. Is the robot's node running and active?"
             )
         self._executed = feedback.executed
@@ -181,21 +181,16 @@ class Ros2Robot:
         """Stop the robot, by its service or by a command to hold, and give the node back. May be called twice."""
         if self._synchronizer is not None:
             try:
-                self._halt()
+                self._stop_moving()
             except FleetError as error:
-                log.warning("robot '%s': could not be stopped over ROS 2: %s", self.spec.embodiment, error)
-        self._give_back()
+                log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
+        self._release()
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
-    def _ready(self, what: str) -> MessageSynchronizer:
-        if self._synchronizer is None or not self.task:
-            raise RobotError(f"robot '{self.spec.embodiment}': {what} without a scene; call reset() first.")
-        return self._synchronizer
-
-    def _sent(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _integrate(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(what goes out, what that executes), both float32[da]."""
-        if self.config.deltas == "as_they_are":
+        if not self.config.targets:
             return limited, limited
         states = {d.name: (index, d) for index, d in enumerate(self.spec.state)}
         measured: np.ndarray | None = None
@@ -213,27 +208,24 @@ class Ros2Robot:
             sent[index], executed[index] = end, (end - begin) / target.scale
         return sent, executed
 
-    def _halt(self) -> None:
+    def _stop_moving(self) -> None:
         if self._stop is not None:
             self._trigger(self._stop, _STOP_S)
         elif self.task and self._command is not None and self._command.subscriptions and self._synchronizer is not None:
-            still, _ = self._sent(self._synchronizer, hold_action(self.spec, self._executed))
+            still, _ = self._integrate(self._synchronizer, hold_action(self.spec, self._executed))
             self._publish(self._command, still)
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
         answer = service.call(timeout_s)
         if not answer.success:
-            raise RobotError(
-                f"robot '{self.spec.embodiment}': service '{service.name}' failed: "
-                f"{answer.message or 'no reason given'}."
-            )
+            raise RobotError(f"{self._who}: service '{service.name}' failed: {answer.message or 'no reason given'}.")
 
     def _publish(self, publisher: Publisher, values: np.ndarray) -> None:
         # Also on a clock that stands still, each command has a stamp of its own.
         self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
         publisher.send(command(self.spec, self.config.joints, values, self._stamp_ns))
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self._synchronizer, self.task = None, ""
         self._camera_node.close()
         self._node.close()
@@ -249,8 +241,7 @@ class Ros2Robot:
                 + (f"; topics of that type there: {', '.join(others)}. Check the namespace." if others else ".")
                 + " Is the robot's node running, with the same ROS_DOMAIN_ID?"
             )
-        worse = [publisher.node for publisher in publishers if not publisher.reliable]
+        worse = [node for node, reliability in publishers.items() if reliability == "best_effort"]
         if worse and "reliable" in (self.config.qos.joint_states, self.config.qos.images):
             return f"{', '.join(worse)} publishes '{topic}' with best effort: set that in `qos`."
-        nodes = ", ".join(publisher.node for publisher in publishers)
-        return f"'{topic}' is published by {nodes}; `ros2 topic hz {topic}` tells more."
+        return f"'{topic}' is published by {', '.join(publishers)}; `ros2 topic hz {topic}` tells more."

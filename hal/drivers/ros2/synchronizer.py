@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource
-from hal.drivers.ros2.messages import StateReader, fitted, picture, read_executed, stamp_ns
-from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, StampVerdict, read_together
+from hal.drivers.ros2.messages import StateReader, decode_picture, fit_picture, read_executed, stamp_ns
+from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
 from wire.errors import InvalidDataError, RobotError
@@ -75,24 +75,41 @@ class ReceivedPictures:
     def __init__(self, spec: CameraSpec, config: Ros2Config, topic: str, resize: bool) -> None:
         self.spec = spec
         self.topic = topic
+        self.frames: dict[int, Frame] = {}
+        """by stamp"""
         # As far back as a state may be that still wants its picture.
-        self.frames = FrameStore(int(np.clip(np.ceil(spec.rate_hz * config.max_age_s) + 2, 4, _PICTURES_KEPT)))
+        self._keep = int(np.clip(np.ceil(spec.rate_hz * config.max_age_s) + 2, 4, _PICTURES_KEPT))
         self._resize = resize
-        self._order = StampOrder(config.jump_s)
+        self._order = StampOrder(topic, config.jump_s)
 
     def convert(self, message: Any, time_ns: int) -> Frame:
         """Slow, needs no lock. Raises `InvalidDataError`."""
-        seen = picture(message, self.topic)
-        image = fitted(seen, self.spec, self._resize, self.topic)
+        seen = decode_picture(message, self.topic)
+        image = fit_picture(seen, self.spec, self._resize, self.topic)
         return Frame(time_ns, image, None if image is seen else seen)
 
     def add(self, stamp: int, frame: Frame) -> str:
-        """'' or how its stamps jumped."""
-        jumped = self._order.classify(stamp) is StampVerdict.jumped
-        if jumped:
+        """Also one that comes late. '' or how its stamps jumped."""
+        _, jump = self._order.note(stamp)
+        if jump:
             self.frames.clear()
-        self.frames.add(stamp, frame)
-        return f"the stamps of '{self.topic}' jumped by {self._order.jump_s:+.3f} s" if jumped else ""
+        self.frames.setdefault(stamp, frame)
+        if len(self.frames) > self._keep:
+            del self.frames[min(self.frames)]
+        return jump
+
+    def at(self, stamp: int) -> int | None:
+        """The stamp of the newest at or before `stamp`."""
+        return max((known for known in self.frames if known <= stamp), default=None)
+
+    @property
+    def newest(self) -> int | None:
+        """Its stamp."""
+        return max(self.frames, default=None)
+
+    def clear_before(self, stamp: int) -> None:
+        """Forget what was captured before."""
+        self.frames = {known: frame for known, frame in self.frames.items() if known >= stamp}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +133,7 @@ class MessageSynchronizer:
         # Between two commands a stepped robot is as it was; that it can still be heard is what counts.
         self._aged_by_arrival = config.stepped or own_clock
         self._reader = StateReader(self._topic, spec.state, config.joints, config.fields)
-        self._order = StampOrder(config.jump_s)
+        self._order = StampOrder(self._topic, config.jump_s)
         self._changed = threading.Condition()
         self._state: _TopicState | None = None
         self._heard_ns = 0
@@ -146,11 +163,10 @@ class MessageSynchronizer:
             self._wrong.pop(self._topic, None)
             self._heard_ns = time.monotonic_ns()
             self._note(jump)
-            verdict = self._order.classify(stamp)
-            if verdict is StampVerdict.jumped:
-                self._note(f"the stamps of '{self._topic}' jumped by {self._order.jump_s:+.3f} s")
+            is_newest, jump = self._order.note(stamp)
+            self._note(jump)
             # One of the scene before the last reset says nothing about this one.
-            if verdict in (StampVerdict.fresh, StampVerdict.jumped) and stamp >= self._fence:
+            if is_newest and stamp >= self._fence:
                 self._state = _TopicState(stamp, time_ns, values)
                 self._changed.notify_all()
 
@@ -203,12 +219,11 @@ class MessageSynchronizer:
         """Whatever the joint states are. Raises `RobotError` when none comes in time, or the newest does not fit."""
         pictures = self.pictures[camera]
         with self._changed:
-            self._changed.wait_for(lambda: pictures.frames.newest() or self._wrong, timeout_s)
-            newest = pictures.frames.newest()
-            if newest is None or self._wrong:
+            self._changed.wait_for(lambda: pictures.frames or self._wrong, timeout_s)
+            if pictures.newest is None or self._wrong:
                 why = self._wrong.get(pictures.topic, f"nothing came on '{pictures.topic}' within {timeout_s:g} s")
                 raise RobotError(f"camera '{camera}': {why}")
-            return newest[1]
+            return pictures.frames[pictures.newest]
 
     def begin(self, fence: int) -> None:
         """A scene begins: forget what is stamped before `fence`."""
@@ -217,7 +232,7 @@ class MessageSynchronizer:
             if self._state is not None and self._state.stamp < fence:
                 self._state = None
             for pictures in self.pictures.values():
-                pictures.frames.clear_before(fence)
+                pictures.clear_before(fence)
             self._jumps.clear()
             self._executed.clear()
 
@@ -237,10 +252,10 @@ class MessageSynchronizer:
 
     def _missing(self) -> list[str]:
         if self._state is None:
-            return [self._topic, *(one.topic for one in self.pictures.values() if one.frames.newest() is None)]
-        return [one.topic for one in self.pictures.values() if one.frames.at(self._state.stamp) is None]
+            return [self._topic, *(one.topic for one in self.pictures.values() if not one.frames)]
+        return [one.topic for one in self.pictures.values() if one.at(self._state.stamp) is None]
 
-    def wrong(self) -> str:
+    def faults(self) -> str:
         """What is wrong with the newest messages, '' when nothing is."""
         with self._changed:
             return " ".join(self._wrong.values())
@@ -267,7 +282,7 @@ class MessageSynchronizer:
             return False
         for name, pictures in self.pictures.items():
             after_ns = more.get(f"camera/{name}")
-            if after_ns is not None and not pictures.frames.since(stamp + int(after_ns)):
+            if after_ns is not None and (pictures.newest or 0) < stamp + int(after_ns):
                 return False
         return True
 
@@ -299,15 +314,15 @@ class MessageSynchronizer:
             return Observation(self._last_ns, state.values.copy(), images, text)
 
     def _frame(self, who: str, pictures: ReceivedPictures, stamp: int) -> Frame:
-        found = pictures.frames.at(stamp)
+        found = pictures.at(stamp)
         wrong = self._wrong.get(pictures.topic, "")
         if found is None:
             why = wrong or "none has come that is not newer than the joint states"
             raise RobotError(f"{who}: no picture of '{pictures.topic}' to go with the joint states: {why}.")
-        skew_s = (stamp - found[0]) / 1e9
+        skew_s = (stamp - found) / 1e9
         if skew_s > self._config.max_skew_s:
             raise RobotError(
                 f"{who}: the newest picture of '{pictures.topic}' is {skew_s:.2f} s older than the joint states (limit "
                 f"{self._config.max_skew_s:g} s){': ' + wrong if wrong else ''}. Is the camera's node running?"
             )
-        return found[1]
+        return pictures.frames[found]

@@ -1,16 +1,12 @@
-"""Stamps of ROS messages: onto the machine's monotonic clock, in order, and pictures to the states they belong to.
+"""Stamps of ROS messages: onto the machine's monotonic clock, and in order.
 
 Knows nothing of ROS: a stamp is a whole number of nanoseconds of ROS time.
 """
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Callable
-from enum import StrEnum
-
-from wire.types import Frame
 
 _SLEW_NS = 100_000
 """a system clock that was corrected by less keeps its mapping, so that equal stamps stay equal times"""
@@ -67,16 +63,6 @@ class ClockMap:
         return ros_ns + self._offset_ns
 
 
-class StampVerdict(StrEnum):
-    """How a message's stamp follows those before it."""
-
-    fresh = "fresh"
-    late = "late"
-    repeated = "repeated"
-    jumped = "jumped"
-    """fresh by a clock that is another from now on"""
-
-
 class StampOrder:
     """Whether a topic's stamps go on, as its messages come.
 
@@ -84,68 +70,24 @@ class StampOrder:
     noticed by age, and messages that were held up somewhere look the same.
     """
 
-    def __init__(self, jump_s: float) -> None:
+    def __init__(self, topic: str, jump_s: float) -> None:
+        self._topic = topic
         self._jump_ns = int(jump_s * 1e9)
         self._newest: int | None = None
         self._behind: list[int] = []
-        self.jump_s = 0.0
-        """by how much the stamps jumped last"""
 
-    def classify(self, stamp_ns: int) -> StampVerdict:
+    def note(self, stamp_ns: int) -> tuple[bool, str]:
+        """Whether it is the newest, neither late nor repeated, and '' or how far the stamps jumped back to it."""
         newest = self._newest
         if stamp_ns == newest:
-            return StampVerdict.repeated
-        if newest is None or stamp_ns > newest:
-            self._accept(stamp_ns)
-            return StampVerdict.fresh
-        # Several in a row that follow each other: the sender was started again with another clock.
-        self._behind = [*self._behind, stamp_ns] if self._behind and stamp_ns > self._behind[-1] else [stamp_ns]
-        if newest - stamp_ns < self._jump_ns and len(self._behind) < _LATE_IN_A_ROW:
-            return StampVerdict.late
-        self.jump_s = (stamp_ns - newest) / 1e9
-        self._accept(stamp_ns)
-        return StampVerdict.jumped
-
-    def _accept(self, stamp_ns: int) -> None:
-        self._newest = stamp_ns
-        self._behind = []
-
-
-class FrameStore:
-    """The last few pictures of one camera, by stamp."""
-
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._frames: list[tuple[int, Frame]] = []
-
-    def add(self, stamp_ns: int, frame: Frame) -> bool:
-        """In its place, also when it comes late. False for a stamp that is there already."""
-        known = self.at(stamp_ns)
-        if known is not None and known[0] == stamp_ns:
-            return False
-        bisect.insort(self._frames, (stamp_ns, frame), key=_stamp)
-        del self._frames[: -self._keep]
-        return True
-
-    def at(self, stamp_ns: int) -> tuple[int, Frame] | None:
-        """(stamp, picture) of the newest at or before `stamp_ns`; None when there is none."""
-        after = bisect.bisect_right(self._frames, stamp_ns, key=_stamp)
-        return self._frames[after - 1] if after else None
-
-    def newest(self) -> tuple[int, Frame] | None:
-        return self._frames[-1] if self._frames else None
-
-    def since(self, stamp_ns: int) -> bool:
-        """Whether one is stamped at or after `stamp_ns`."""
-        return bool(self._frames) and _stamp(self._frames[-1]) >= stamp_ns
-
-    def clear_before(self, stamp_ns: int) -> None:
-        """Forget what was captured before."""
-        self._frames = [one for one in self._frames if _stamp(one) >= stamp_ns]
-
-    def clear(self) -> None:
-        self._frames = []
-
-
-def _stamp(one: tuple[int, Frame]) -> int:
-    return one[0]
+            return False, ""
+        jump = ""
+        if newest is not None and stamp_ns < newest:
+            # Several in a row that follow each other: the sender was started again with another clock.
+            follows = self._behind and stamp_ns > self._behind[-1]
+            self._behind = [*self._behind, stamp_ns] if follows else [stamp_ns]
+            if newest - stamp_ns < self._jump_ns and len(self._behind) < _LATE_IN_A_ROW:
+                return False, ""
+            jump = f"the stamps of '{self._topic}' jumped by {(stamp_ns - newest) / 1e9:+.3f} s"
+        self._newest, self._behind = stamp_ns, []
+        return True, jump

@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from wire.errors import ConfigError, RobotError
 
@@ -142,7 +142,7 @@ class RosNode:
             for name, value in self._parameters.items():
                 self._node.declare_parameter(name, value)
         except Exception as error:
-            self._give_back()
+            self._release()
             raise ConfigError(
                 f"ROS 2 node '{self.name}' in namespace '{self._namespace or '/'}' cannot be made with arguments "
                 f"{self._arguments}: {type(error).__name__}: {error}."
@@ -162,9 +162,9 @@ class RosNode:
             self._thread.join(5.0)
             if self._thread.is_alive():
                 log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.name)
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         if self._node is not None:
             self._node.destroy_node()
         if self._context is not None and not self._borrowed and self._context.ok():
@@ -240,17 +240,15 @@ class RosNode:
             interface(kind), topic, lambda message: guarded(message), _qos(reliability, depth)
         )
 
-    def publishers(self, topic: str) -> list[TopicPublisher]:
-        """Who publishes `topic` now, as far as discovery has come."""
+    def publishers(self, topic: str) -> dict[str, Reliability]:
+        """Who publishes `topic` now and how, by node, as far as discovery has come."""
         from rclpy.qos import ReliabilityPolicy
 
-        return [
-            TopicPublisher(
-                f"{info.node_namespace.rstrip('/')}/{info.node_name}",
-                info.qos_profile.reliability == ReliabilityPolicy.RELIABLE,
-            )
-            for info in self.node.get_publishers_info_by_topic(self.topic(topic))
-        ]
+        found: dict[str, Reliability] = {}
+        for info in self.node.get_publishers_info_by_topic(self.topic(topic)):
+            reliable = info.qos_profile.reliability == ReliabilityPolicy.RELIABLE
+            found[f"{info.node_namespace.rstrip('/')}/{info.node_name}"] = "reliable" if reliable else "best_effort"
+        return found
 
     def topics_of(self, kind: str) -> list[str]:
         """Names of all topics of a type that are there now, sorted."""
@@ -344,13 +342,6 @@ class Client:
 
     def close(self) -> None:
         self._client.destroy()
-
-
-class TopicPublisher(NamedTuple):
-    """Who publishes a topic, and how."""
-
-    node: str
-    reliable: bool
 
 
 def _qos(reliability: Reliability, depth: int) -> Any:

@@ -14,17 +14,16 @@ from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import LocalBackend, ProcessSpec, ProcessState
 from fleet.ray_backend import backend as backend_module
 from fleet.ray_backend.backend import RayBackend
-from fleet.ray_backend.cluster import Gone, robots
-from fleet.ray_backend.host import TOKEN, look
+from fleet.ray_backend.cluster import ActorLost, robots
+from fleet.ray_backend.host import TOKEN, probe_node
 from fleet.ray_backend.node import NodeSettings, check_keys, robot_names, start_arguments
 from fleet.ray_backend.resources import (
     Node,
     ResourceRequest,
+    choose_node,
     discover,
     living,
-    place,
     robot_resource,
-    robots_on,
 )
 from robot_edge.uplink.spool import Spool
 from wire.errors import ConfigError
@@ -49,7 +48,8 @@ def _nodes(*nodes: Node) -> dict[str, Node]:
 class TestResources:
     def test_robots_are_custom_resources_of_their_nodes(self) -> None:
         assert robot_resource("arm-1") == "robot:arm-1"
-        assert robots_on({"CPU": 4, "robot:b": 1, "robot:a": 1.0, "robot:c": 0, "node:10.0.0.1": 1}) == ("a", "b")
+        node = Node("1", "one", {"CPU": 4, "robot:b": 1, "robot:a": 1.0, "robot:c": 0, "node:10.0.0.1": 1})
+        assert discover([node]) == ({"a": "one", "b": "one"}, [])
         with pytest.raises(ConfigError, match="'a b' cannot be a name"):
             robot_resource("a b")
 
@@ -76,34 +76,36 @@ class TestResources:
 
 class TestPlacing:
     def test_an_edge_goes_where_its_robot_is_and_two_cannot_hold_one(self) -> None:
-        assert place(EDGE, _nodes(HOME, ARM), {}) == ResourceRequest(resources={"robot:robot-0": 1.0})
+        assert choose_node(EDGE, _nodes(HOME, ARM), {}) == ResourceRequest(resources={"robot:robot-0": 1.0})
 
     def test_a_trainer_takes_a_gpu_that_sees_the_data(self) -> None:
         nodes = _nodes(HOME, replace(GPUS, shares_data=True), BOX)
-        assert place(TRAINER, nodes, {}) == ResourceRequest(cpus=1.0, gpus=1.0, node="g")
+        assert choose_node(TRAINER, nodes, {}) == ResourceRequest(cpus=1.0, gpus=1.0, node="g")
 
     def test_without_a_gpu_it_stays_at_home(self) -> None:
-        assert place(TRAINER, _nodes(BOX, HOME, GPUS), {}) == ResourceRequest(cpus=1.0, node="h")
-        assert place(TRAINER, _nodes(replace(BOX, shares_data=True), HOME), {}) == ResourceRequest(cpus=1.0, node="h")
+        assert choose_node(TRAINER, _nodes(BOX, HOME, GPUS), {}) == ResourceRequest(cpus=1.0, node="h")
+        assert choose_node(TRAINER, _nodes(replace(BOX, shares_data=True), HOME), {}) == ResourceRequest(
+            cpus=1.0, node="h"
+        )
 
     def test_gpus_that_are_taken_are_not_given_again(self) -> None:
         nodes = _nodes(HOME, replace(GPUS, shares_data=True, resources={"CPU": 8.0, "GPU": 1.0}))
         taken = {"trainer": ResourceRequest(cpus=1.0, gpus=1.0, node="g")}
-        assert place(THINKER, nodes, taken) == ResourceRequest(cpus=1.0, node="h")
+        assert choose_node(THINKER, nodes, taken) == ResourceRequest(cpus=1.0, node="h")
 
     def test_evaluators_spread_over_the_nodes_that_have_their_key(self) -> None:
         nodes = _nodes(HOME, replace(BOX, keys=frozenset({"evaluator", "evaluator-after"})), GPUS)
-        first = place(EVALUATOR, nodes, {})
+        first = choose_node(EVALUATOR, nodes, {})
         assert first == ResourceRequest(cpus=1.0, node="b")
         second = replace(EVALUATOR, name="evaluator-after")
-        assert place(second, nodes, {"evaluator": ResourceRequest(cpus=1.0, node="b")}) == ResourceRequest(
+        assert choose_node(second, nodes, {"evaluator": ResourceRequest(cpus=1.0, node="b")}) == ResourceRequest(
             cpus=1.0, node="h"
         )
-        assert place(replace(EVALUATOR, name="other"), nodes, {}) == ResourceRequest(cpus=1.0, node="h")
+        assert choose_node(replace(EVALUATOR, name="other"), nodes, {}) == ResourceRequest(cpus=1.0, node="h")
 
     def test_where_nobody_has_room_a_part_waits_and_says_for_what(self) -> None:
         full = {"a": ResourceRequest(cpus=1.0, node="h"), "b": ResourceRequest(cpus=1.0, node="h")}
-        found = place(TRAINER, _nodes(HOME, BOX), full)
+        found = choose_node(TRAINER, _nodes(HOME, BOX), full)
         assert isinstance(found, str)
         assert "trainer waits for a node that sees the gateway's data directory and has 1 CPU free" in found
 
@@ -163,11 +165,11 @@ class TestNode:
         data = tmp_path / "data"
         make_keys(data / "keys", ["evaluator"])
         (data / TOKEN).write_text("this run\n")
-        assert look(str(data), "this run") == (True, ["evaluator"])
-        assert look(str(data), "another run") == (False, ["evaluator"])
-        assert look(str(tmp_path / "absent"), "this run") == (False, [])
+        assert probe_node(str(data), "this run") == (True, ["evaluator"])
+        assert probe_node(str(data), "another run") == (False, ["evaluator"])
+        assert probe_node(str(tmp_path / "absent"), "this run") == (False, [])
         monkeypatch.setenv("VLA_FLEET_KEYS", str(tmp_path))
-        assert look(str(data), "this run") == (True, [])
+        assert probe_node(str(data), "this run") == (True, [])
 
 
 def test_what_a_robot_recorded_is_asked_where_its_spool_is(tmp_path: Path) -> None:
@@ -182,11 +184,7 @@ def test_both_views_of_robots_side_by_side() -> None:
     known = [RobotState(name, Capabilities("arm", "", 1, 1, (), 10.0), "ready") for name in ("a", "b")]
     cluster = FakeCluster(_nodes(Node("x", "box", {"robot:b": 1.0, "robot:c": 1.0})))
     found = robots(cluster, type("Fleet", (), {"robots": lambda self: known})())  # type: ignore[arg-type]
-    assert [(one.name, one.node, one.state and one.state.health) for one in found] == [
-        ("a", "", "ready"),
-        ("b", "box", "ready"),
-        ("c", "box", None),
-    ]
+    assert found == {"a": ("", known[0]), "b": ("box", known[1]), "c": ("box", None)}
 
 
 # --- following actors, with a cluster that does as it is told ---------------------------------------------------------
@@ -206,7 +204,7 @@ class FakeCluster:
     def nodes(self) -> dict[str, Node]:
         return self.known
 
-    def look(self, node: Node, data: str, token: str) -> str:
+    def probe(self, node: Node, data: str, token: str) -> str:
         return f"look {node.id}"
 
     def start(self, part: ProcessSpec, request: ResourceRequest, data: str, environment: dict[str, str]) -> str:
@@ -273,7 +271,7 @@ def test_a_robot_is_followed_while_its_node_goes_and_returns(tmp_path: Path, clo
     assert backend.parts["robot-0"].running
 
     cluster.known = _nodes(HOME)
-    cluster.says["robot-0"] = Gone("its node does not answer", comes_back=True)
+    cluster.says["robot-0"] = ActorLost("its node does not answer", comes_back=True)
     said = _turn(backend, clock)
     assert said == ["robot-0: its node does not answer"]
     assert not backend.parts["robot-0"].running
@@ -298,7 +296,7 @@ def test_a_trainer_whose_node_is_gone_is_placed_on_another(tmp_path: Path, clock
     assert cluster.requests == [("trainer", ResourceRequest(cpus=1.0, gpus=1.0, node="g"))]
 
     cluster.known = _nodes(HOME)
-    cluster.says["trainer"] = Gone("its node does not answer", comes_back=True)
+    cluster.says["trainer"] = ActorLost("its node does not answer", comes_back=True)
     _turn(backend, clock)
     cluster.says["trainer"] = _says(host_pid=3)
     _turn(backend, clock, times=5)

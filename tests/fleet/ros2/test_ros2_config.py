@@ -11,7 +11,7 @@ import pytest
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.ros2 import main as ros2
-from fleet.ros2.config import absolute_name, complete_config, required_endpoints, write_config
+from fleet.ros2.main import absolute_name, complete_config, required_endpoints, write_config
 from hal.drivers.ros2.config import ImageTopic, Ros2Config
 from hal.registry import read_config
 from robot_edge.ros2.parameters import EdgeParameters

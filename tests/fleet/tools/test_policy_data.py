@@ -13,7 +13,7 @@ from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipes import fake
-from fleet.tools.policy_commands import published, recipe_of, recorded
+from fleet.tools.policy_commands import read_version, recipe_of, recorded_examples
 from policies.interface.registry import PolicyChoice
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 
@@ -56,24 +56,24 @@ def test_a_tokeniser_is_fitted_measured_and_found_again(
 
 @pytest.mark.slow
 def test_chunks_are_what_the_operator_did(fleet: Path) -> None:
-    examples = recorded(fleet, fake(), 8)
+    examples = recorded_examples(fleet, fake(), 8)
     spec = fake().spec
     assert examples.chunks.shape[1:] == (8, spec.action_dim)
     assert (examples.chunks >= spec.action_low()).all() and (examples.chunks <= spec.action_high()).all()
     assert np.abs(examples.chunks[:, 0, :3]).max() == 1.0, "it hurries"
     assert len(examples.states) > 4 * len(examples.chunks)
     with pytest.raises(ConfigError, match="no 500 actions in a row"):
-        recorded(fleet, fake(), 500)
+        recorded_examples(fleet, fake(), 500)
 
 
 def test_a_version_is_what_was_published(fleet: Path) -> None:
-    number, newest = published(fleet, 0)
+    number, newest = read_version(fleet, 0)
     assert number >= 2
-    assert published(fleet, 1)[1] != newest
+    assert read_version(fleet, 1)[1] != newest
     policy = fake().make_policy(fake().spec, 0)
     policy.load(newest, number)
     with pytest.raises(ConfigError, match=r"--version 99: .* has versions up to"):
-        published(fleet, 99)
+        read_version(fleet, 99)
 
 
 def test_a_version_that_was_changed_on_disk_is_not_taken(fleet: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_version_that_was_changed_on_disk_is_not_taken(fleet: Path) -> None:
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     try:
         with pytest.raises(CorruptDataError, match="is not what was published as version 1"):
-            published(fleet, 1)
+            read_version(fleet, 1)
     finally:
         path.write_bytes(good)
 

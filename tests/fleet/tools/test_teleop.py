@@ -117,8 +117,8 @@ class Scene:
         self.ledger.close()
         self._open()
 
-    def teleop(self, robot: str, hand: Hand, say=lambda sentence: None, name: str = "teleoperator") -> Teleop:
-        return Teleop(self.server.connect(name), hand, robot, name, self.clock, hz=30, say=say)
+    def teleop(self, robot: str, hand: Hand, notify=lambda sentence: None, name: str = "teleoperator") -> Teleop:
+        return Teleop(self.server.connect(name), hand, robot, name, self.clock, hz=30, notify=notify)
 
     def run(self, seconds: float, *others: Teleop, gateway: bool = True) -> None:
         """All that happens in so much time, in steps of a teleoperation period."""
@@ -222,7 +222,7 @@ def test_a_silent_gateway_stops_the_commands_until_the_person_lets_go(scene: Sce
     scene.run(SILENT_S + 0.2, gateway=False)
     assert not scene.person.driving
     assert "silent" in scene.said[-1]
-    assert "no link" in scene.person.line()
+    assert "no link" in scene.person.status_line()
     scene.run(2.0)
     heard = len(scene.wishes)
     scene.run(1.0)
@@ -319,13 +319,13 @@ def test_where_the_robot_is_and_what_it_does(scene: Scene) -> None:
     scene.run(1.0)
     assert scene.hand.pose == pytest.approx([0, 0, 0, 0]), "grip is measured, the others are deltas"
     assert scene.hand.let_gos > 20
-    line = scene.person.line()
+    line = scene.person.status_line()
     assert line.startswith("robot-0   policy")
     assert line.endswith("a hand")
     assert "link 33 ms" in line
     scene.hand.wants = HOLD
     scene.run(0.5)
-    assert "DRIVING" in scene.person.line()
+    assert "DRIVING" in scene.person.status_line()
     let_gos = scene.hand.let_gos
     scene.run(0.5)
     assert scene.hand.let_gos == let_gos

@@ -87,7 +87,7 @@ def test_what_is_missing_is_named(bus: FeetechBus, tmp_path: Path) -> None:
         ({"fields": {"prt": "/dev/null"}}, "fields are not valid"),
         ({"dimensions": {"elbow.pos": DimensionConfig("deg")}}, "Did you mean 'elbow_flex.pos'"),
         ({"rest_pose": {"elbow_flex": 0.0}}, "Did you mean 'elbow_flex.pos'"),
-        ({"images": {"top": (64, 64)}}, "images has 'top'"),
+        ({"images": {"top": (64, 64)}}, "`images` names 'top'. It has none"),
         ({"tasks": {}}, "no tasks"),
         ({"control_hz": 0.0}, "control_hz must be positive"),
         ({"rest_tolerance": 0.0}, "rest_tolerance must be positive"),

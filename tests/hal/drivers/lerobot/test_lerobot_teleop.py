@@ -260,7 +260,7 @@ def test_a_phone_moves_the_hand_as_it_moves_while_it_is_enabled(phone: Phone) ->
 
 def test_what_it_cannot_be_told_is_named(phone: Phone) -> None:
     for options, message in (
-        ({"names": {"z": "phone.pos[2]"}}, "names has 'z'"),
+        ({"names": {"z": "phone.pos[2]"}}, "`names` names 'z'"),
         ({"names": NAMES, "changes": ("grip",)}, "'grip' is an absolute target and cannot follow changes"),
         ({"names": NAMES, "engage": "phone.enable"}, "Did you mean 'phone.enabled'"),
         ({}, r"does not say 'x', 'up', 'grip' of robot 'hand'"),

@@ -7,17 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hal.drivers.metaworld.dynamics import STEP_M, HandMotion, metaworld_limits, metaworld_motion
+from hal.drivers.metaworld.dynamics import HAND_HIGH, STEP_M, HandMotion, metaworld_limits
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.robot import (
     MetaWorldConfig,
     MetaWorldRobot,
     metaworld_spec,
-    state_config,
-    track_config,
 )
 from hal.drivers.metaworld.tasks import PIXEL_TASKS, STATE_TASKS
-from hal.drivers.metaworld.track import HAND_HIGH
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.safety.limiter import SafetyLimiter, rest_action
 from tests.extras import needs
@@ -65,19 +62,10 @@ def error_mm(episodes: list[tuple[np.ndarray, np.ndarray]], roll: Roll, ticks: i
 
 
 @pytest.mark.slow
-def test_the_set_point_is_foretold_exactly() -> None:
-    episodes = record(track_config(), ("track", "track"), noise=0.5)
-    motion = metaworld_motion(track_config())
-    assert motion.rolled.tolist() == [True] * 3 + [False] * 7
-    for ticks in (1, 4, 12):
-        assert error_mm(episodes, motion.rollout, ticks) < 1e-3
-
-
-@pytest.mark.slow
 def test_the_hand_is_foretold_better_than_by_adding_up() -> None:
     config = MetaWorldConfig(tasks=(*PIXEL_TASKS, *STATE_TASKS), observation="state")
     episodes = record(config, config.tasks, noise=0.1)
-    motion = metaworld_motion(config)
+    motion = HandMotion(metaworld_spec(config))
     adding = SpecMotion(metaworld_spec(config), [ActionStateMapping(f"move_{a}", f"hand_{a}", STEP_M) for a in "xyz"])
     for ticks, most_mm in ((1, 3), (2, 6), (4, 11), (8, 18), (12, 22)):
         error = error_mm(episodes, motion.rollout, ticks)
@@ -91,7 +79,10 @@ def test_what_a_policy_of_pixels_feels_is_foretold_the_same_way() -> None:
     past, coming = rng.uniform(-1, 1, (2, 6, 4)).astype(np.float32)
     state = np.zeros(39, np.float32)
     state[:3] = 0.1, 0.6, 0.2
-    whole, few = metaworld_motion(state_config()), metaworld_motion(MetaWorldConfig())
+    whole, few = (
+        HandMotion(metaworld_spec(MetaWorldConfig(tasks=STATE_TASKS, observation="state"))),
+        HandMotion(metaworld_spec(MetaWorldConfig())),
+    )
     rolled = whole.rollout(state, past, coming)
     assert np.array_equal(few.rollout(state[:4], past, coming), rolled[:4])
     assert np.flatnonzero(few.rolled).tolist() == [0, 1, 2]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.drivers.metaworld.camera import _Framing
+from hal.drivers.metaworld.camera import _FrameMaker
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.render import Renderer, coarsen_meshes
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, state_config
+from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot
 from hal.drivers.metaworld.simulation import Simulation
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS
 from tests.extras import needs
@@ -57,7 +57,9 @@ def run(robot: MetaWorldRobot, task: str, seed: int, ticks: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("config", "task"), [(MetaWorldConfig(), "door-open"), (state_config(), "push")], ids=["pixels", "state"]
+    ("config", "task"),
+    [(MetaWorldConfig(), "door-open"), (MetaWorldConfig(tasks=STATE_TASKS, observation="state"), "push")],
+    ids=["pixels", "state"],
 )
 @pytest.mark.slow
 def test_it_keeps_the_contract(config: MetaWorldConfig, task: str) -> None:
@@ -204,7 +206,7 @@ def test_larger_pictures_come_when_they_are_asked_for_and_change_nothing_else() 
 
 
 def test_not_every_frame_brings_a_larger_picture() -> None:
-    framing = _Framing(2)
+    framing = _FrameMaker(2)
     frames = [framing.frame(n * 50_000_000, np.zeros((4, 4, 3), np.uint8), True) for n in range(6)]
     assert [frame.preview is not None for frame in frames] == [True, False] * 3
 
@@ -270,7 +272,8 @@ def test_a_machine_that_cannot_draw_says_what_to_install() -> None:
     code = (
         "from hal.drivers.metaworld.robot import *\n"
         "from wire.errors import RenderError\n"
-        "state = MetaWorldRobot(state_config()); state.connect(); state.reset('push', 0); state.read(); state.close()\n"
+        "state = MetaWorldRobot(MetaWorldConfig(tasks=('push',), observation='state'))\n"
+        "state.connect(); state.reset('push', 0); state.read(); state.close()\n"
         "for thread in (False, True):\n"
         "    robot = MetaWorldRobot(MetaWorldConfig(render_in_thread=thread))\n"
         "    try:\n"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec, state_config
-from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, instruction, simulator_name
+from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
+from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, STATE_TASKS, instruction
 from wire.errors import ConfigError
 
 
@@ -20,13 +20,16 @@ def test_the_sentences() -> None:
 
 def test_the_names_are_the_simulators() -> None:
     names = pytest.importorskip("metaworld.env_dict").ALL_V3_ENVIRONMENTS
-    assert sorted(map(simulator_name, KNOWN_TASKS)) == sorted(names)
+    assert sorted(f"{task}-v3" for task in KNOWN_TASKS) == sorted(names)
     assert list(KNOWN_TASKS) == sorted(KNOWN_TASKS)
     assert {*PIXEL_TASKS, *STATE_TASKS} <= set(KNOWN_TASKS)
 
 
 def test_specs() -> None:
-    pixels, state = metaworld_spec(MetaWorldConfig()), metaworld_spec(state_config())
+    pixels, state = (
+        metaworld_spec(MetaWorldConfig()),
+        metaworld_spec(MetaWorldConfig(tasks=STATE_TASKS, observation="state")),
+    )
     assert (pixels.state_dim, pixels.action_dim, len(pixels.cameras)) == (4, 4, 1)
     assert (state.state_dim, state.action_dim, len(state.cameras)) == (39, 4, 0)
     assert pixels.hash != state.hash

@@ -296,7 +296,7 @@ def test_joint_states_and_trajectories_are_enough(bare: Bare, connected: Ros2Rob
 
 def test_integrated_deltas_are_targets_from_where_the_robot_was(bare: Bare) -> None:
     targets = {f"move_{axis}": IntegrationTarget(axis, 0.01) for axis in "xyz"}
-    robot = Ros2Robot(Ros2Config(SPEC, deltas="integrated", targets=targets, connect_timeout_s=20.0, max_age_s=5.0))
+    robot = Ros2Robot(Ros2Config(SPEC, targets=targets, connect_timeout_s=20.0, max_age_s=5.0))
     robot.connect()
     robot.reset("anything", 0)
     for _ in range(2):

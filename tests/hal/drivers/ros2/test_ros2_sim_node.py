@@ -200,7 +200,15 @@ def test_it_takes_the_usual_arguments_and_shows_pictures_in_both_ways(ros: Mappi
             ),
         )
         coded = Ros2Camera(
-            Ros2CameraConfig("front", 16, 16, compressed=True, resize=True, namespace="/left", connect_timeout_s=30.0)
+            Ros2CameraConfig(
+                name="front",
+                height=16,
+                width=16,
+                compressed=True,
+                resize=True,
+                namespace="/left",
+                connect_timeout_s=30.0,
+            )
         )
         with pytest.raises(RobotError, match="call connect"):
             eye.read()
@@ -215,13 +223,13 @@ def test_it_takes_the_usual_arguments_and_shows_pictures_in_both_ways(ros: Mappi
         assert abs(small.image.astype(int).mean() - raw.image.astype(int).mean()) < 12
         assert 0 <= time.monotonic_ns() - raw.time_ns < 10_000_000_000
         wait_until(lambda: eye.read().time_ns > raw.time_ns)
-        wrong = Ros2Camera(Ros2CameraConfig("front", 8, 8, topic="/left/eye", connect_timeout_s=5.0))
+        wrong = Ros2Camera(Ros2CameraConfig(name="front", height=8, width=8, topic="/left/eye", connect_timeout_s=5.0))
         with pytest.raises(RobotError, match="pictures of 32x32; camera 'front' of the spec has 8x8"):
             wrong.connect()
         eye.close()
         eye.close()
         coded.close()
-    silent = Ros2Camera(Ros2CameraConfig("front", topic="/nowhere", connect_timeout_s=0.2))
+    silent = Ros2Camera(Ros2CameraConfig(name="front", topic="/nowhere", connect_timeout_s=0.2))
     with pytest.raises(RobotError, match=r"nothing came on '/nowhere' within 0.2 s. It is published by nobody"):
         silent.connect()
 
@@ -289,7 +297,7 @@ def test_a_callback_that_fails_does_not_end_the_node(ros: Mapping[str, str], cap
         wait_until(lambda: len(heard) == 2)
         assert "ValueError: the first is too much" in node.fault
         assert node.full_name == "/here/one"
-        assert [(offer.node, offer.reliable) for offer in node.publishers("talk")] == [("/here/one", True)]
+        assert node.publishers("talk") == {"/here/one": "reliable"}
         assert node.domain_id == int(ros["ROS_DOMAIN_ID"])
     with pytest.raises(RobotError, match="call open"):
         node.now_ns()

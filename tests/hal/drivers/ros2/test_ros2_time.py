@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hal.drivers.ros2.time import ClockMap, FrameStore, StampOrder, read_together
-from wire.types import Frame
+from hal.drivers.fake import FakeConfig, fake_spec
+from hal.drivers.ros2.config import Ros2Config
+from hal.drivers.ros2.synchronizer import ReceivedPictures
+from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
+from wire.types import CameraSpec, Frame
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -49,48 +52,47 @@ def test_a_simulation_may_be_slow_or_paused_but_its_clock_going_back_is_named() 
 
 
 def test_late_and_repeated_messages_are_dropped() -> None:
-    order = StampOrder(jump_s=0.5)
-    said = [order.classify(stamp * MS) for stamp in (100, 110, 110, 105, 120)]
-    assert said == ["fresh", "fresh", "repeated", "late", "fresh"]
+    order = StampOrder("states", jump_s=0.5)
+    said = [order.note(stamp * MS) for stamp in (100, 110, 110, 105, 120)]
+    assert said == [(True, ""), (True, ""), (False, ""), (False, ""), (True, "")]
 
 
 def test_messages_that_were_held_up_are_no_jump_and_going_back_is_one() -> None:
-    order = StampOrder(jump_s=0.5)
-    assert [order.classify(stamp * S) for stamp in (1, 9, 19)] == ["fresh"] * 3
-    assert order.classify(2 * S) == "jumped"
-    assert order.jump_s == -17.0
-    assert order.classify(3 * S) == "fresh"
+    order = StampOrder("states", jump_s=0.5)
+    assert [order.note(stamp * S) for stamp in (1, 9, 19)] == [(True, "")] * 3
+    assert order.note(2 * S) == (True, "the stamps of 'states' jumped by -17.000 s")
+    assert order.note(3 * S) == (True, "")
 
 
 def test_a_sender_that_starts_again_a_little_behind_is_believed_after_a_few_messages() -> None:
-    order = StampOrder(jump_s=0.5)
-    order.classify(1000 * MS)
-    said = [order.classify((800 + tick) * MS) for tick in range(6)]
-    assert said == ["late"] * 4 + ["jumped", "fresh"]
+    order = StampOrder("states", jump_s=0.5)
+    order.note(1000 * MS)
+    said = [order.note((800 + tick) * MS) for tick in range(6)]
+    jump = "the stamps of 'states' jumped by -0.196 s"
+    assert said == [(False, "")] * 4 + [(True, jump), (True, "")]
     # messages that overtake each other are not a sender that starts again
-    order = StampOrder(jump_s=0.5)
-    order.classify(1000 * MS)
-    assert {order.classify((900 - tick) * MS) for tick in range(8)} == {"late"}
+    order = StampOrder("states", jump_s=0.5)
+    order.note(1000 * MS)
+    assert {order.note((900 - tick) * MS) for tick in range(8)} == {(False, "")}
 
 
 def test_a_state_gets_the_newest_picture_that_is_not_newer() -> None:
-    store = FrameStore(keep=3)
-    frames = {stamp: Frame(stamp, np.full((1, 1, 3), stamp, np.uint8)) for stamp in (10, 20, 30, 40)}
-    assert store.at(10) is None
-    assert all(store.add(stamp, frames[stamp]) for stamp in (10, 30, 20))
-    assert not store.add(20, frames[10])
-    assert store.at(29) == (20, frames[20])
-    assert store.at(30) == (30, frames[30])
-    assert store.at(9) is None
-    store.add(40, frames[40])
-    assert store.at(19) is None, "the oldest makes room"
-    store.clear_before(30)
-    assert store.at(29) is None
-    assert store.newest() == (40, frames[40])
-    assert store.since(40)
-    assert not store.since(41)
-    store.clear()
-    assert store.newest() is None
+    front = CameraSpec("front", 1, 1, 1.0)
+    pictures = ReceivedPictures(front, Ros2Config(fake_spec(FakeConfig())), "front", resize=False)
+    frames = {stamp: Frame(stamp, np.full((1, 1, 3), stamp, np.uint8)) for stamp in (10, 20, 30, 40, 50)}
+    assert pictures.at(10) is None
+    assert not any(pictures.add(stamp, frames[stamp]) for stamp in (10, 30, 20))
+    assert pictures.add(20, frames[10]) == ""
+    assert pictures.at(29) == 20
+    assert pictures.frames[20] is frames[20], "the first of a stamp stays"
+    assert pictures.at(30) == 30
+    assert pictures.at(9) is None
+    pictures.add(40, frames[40])
+    pictures.add(50, frames[50])
+    assert pictures.at(19) is None, "the oldest makes room"
+    pictures.clear_before(30)
+    assert pictures.at(29) is None
+    assert pictures.newest == 50
 
 
 def test_two_clocks_are_read_as_of_one_moment() -> None:

@@ -7,39 +7,45 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks.async_delay.track import (
+    EPISODE_TICKS,
+    PERIOD_TICKS,
+    RADIUS_M,
+    SETTLE_TICKS,
+    TRACK,
+    TrackOperator,
+    TrackRobot,
+    track_motion,
+    track_score,
+)
 from hal.conformance import check_robot
-from hal.drivers.metaworld.expert import MetaWorldExpert
-from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metaworld_spec, track_config
-from hal.drivers.metaworld.tasks import TRACK, instruction
-from hal.drivers.metaworld.track import EPISODE_TICKS, PERIOD_TICKS, RADIUS_M, SETTLE_TICKS, track_score
 from tests.extras import needs
 from wire.clock import ManualClock
-from wire.errors import ConfigError
 
 pytestmark = needs("metaworld")
 
 
 @pytest.fixture(scope="module")
-def robot() -> Iterator[MetaWorldRobot]:
-    robot = MetaWorldRobot(track_config())
+def robot() -> Iterator[TrackRobot]:
+    robot = TrackRobot()
     robot.connect()
     yield robot
     robot.close()
 
 
 def test_it_keeps_the_contract() -> None:
-    report = check_robot(lambda: MetaWorldRobot(track_config()), TRACK, clock=ManualClock())
+    report = check_robot(TrackRobot, TRACK, clock=ManualClock())
     assert report.passed, str(report)
 
 
-def test_a_policy_feels_its_set_point_and_sees_the_goal_and_nothing_else(robot: MetaWorldRobot) -> None:
+def test_a_policy_feels_its_set_point_and_sees_the_goal_and_nothing_else(robot: TrackRobot) -> None:
     names = [d.name for d in robot.spec.state]
     assert names[:4] == ["set_point_x", "set_point_y", "set_point_z", "gripper_opening"]
     assert names[4:] == [f"goal_{what}{axis}" for what in ("", "v") for axis in "xyz"]
-    assert not robot.spec.cameras and robot.spec.hash == metaworld_spec(track_config()).hash
+    assert not robot.spec.cameras
     robot.reset(TRACK, 3)
     before = robot.read()
-    assert before.task == instruction(TRACK) == "follow the goal"
+    assert before.task == "follow the goal"
     for _ in range(5):
         robot.write(np.array([0.5, 0.0, -0.25, 0.0], np.float32))
         after = robot.read()
@@ -50,7 +56,7 @@ def test_a_policy_feels_its_set_point_and_sees_the_goal_and_nothing_else(robot: 
         before = after
 
 
-def test_a_seed_fixes_the_circle_and_the_trajectory(robot: MetaWorldRobot) -> None:
+def test_a_seed_fixes_the_circle_and_the_trajectory(robot: TrackRobot) -> None:
     def run(seed: int) -> list[bytes]:
         robot.reset(TRACK, seed)
         rng = np.random.default_rng(seed)
@@ -72,8 +78,8 @@ def test_a_seed_fixes_the_circle_and_the_trajectory(robot: MetaWorldRobot) -> No
     assert turns == {-1.0, 1.0}
 
 
-def test_the_operator_stays_on_the_goal_and_who_stands_still_does_not(robot: MetaWorldRobot) -> None:
-    operator = MetaWorldExpert(robot)
+def test_the_operator_stays_on_the_goal_and_who_stands_still_does_not(robot: TrackRobot) -> None:
+    operator = TrackOperator(robot)
     scores, stood = [], []
     for seed in (11, 12, 13):
         robot.reset(TRACK, seed)
@@ -99,13 +105,20 @@ def test_what_is_too_short_to_settle_scores_nothing() -> None:
     assert track_score([0.0] * SETTLE_TICKS + [1.0, 0.0, 1.0, 1.0]) == 0.75
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"tasks": ("push",), "observation": "track"}, "It knows: track"),
-        ({"tasks": (TRACK,), "observation": "state"}, "no task 'track'"),
-    ],
-)
-def test_the_task_needs_its_own_observation(wrong: dict, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        MetaWorldConfig(**wrong)
+@pytest.mark.slow
+def test_the_set_point_is_foretold_exactly(robot: TrackRobot) -> None:
+    motion = track_motion()
+    assert motion.rolled.tolist() == [True] * 3 + [False] * 7
+    operator, rng = TrackOperator(robot), np.random.default_rng(0)
+    robot.reset(TRACK, 300)
+    states, actions = [robot.read().state], []
+    for _ in range(80):
+        wanted = operator.propose(robot.read())
+        assert wanted is not None
+        actions.append(robot.write(np.clip(wanted + 0.5 * rng.standard_normal(4), -1, 1).astype(np.float32)).executed)
+        states.append(robot.read().state)
+    did = np.array(actions)
+    for ticks in (1, 4, 12):
+        for t in range(0, len(did) - ticks, 3):
+            foretold = motion.rollout(states[t], did[:t], did[t : t + ticks])
+            assert np.linalg.norm((foretold - states[t + ticks])[:3]) < 1e-6
