@@ -16,7 +16,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
-from wire.errors import RobotDisconnectedError
+from wire.errors import InvalidDataError, RobotDisconnectedError
 from wire.messages import Message
 from wire.messages.gateway import (
     Hello,
@@ -25,7 +25,6 @@ from wire.messages.gateway import (
     RecordedChunk,
     Segment,
     Stop,
-    TerminalObservation,
     VersionActivated,
 )
 from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
@@ -74,7 +73,7 @@ def test_what_the_last_action_led_to_is_recorded_before_the_scene_is_reset(camer
     (end,) = ends(bench)
     assert (end.outcome, len(bench.steps())) == ("failure", LENGTH)
     assert end.terminal is not None and end.terminal.time_ns > last.time_ns
-    led_to = last.state + np.float32([0.005, 0, 0, 0])
+    led_to = last.state + np.array([0.005, 0, 0, 0], np.float32)
     np.testing.assert_allclose(end.terminal.state, led_to, atol=1e-6)
     frames = [m.frame.time_ns for m in bench.said if isinstance(m, FrameRecorded)]
     assert end.terminal.frame_times_ns == {"front": frames[-1]}
@@ -253,14 +252,12 @@ def test_a_chunk_that_is_executed_faster_is_recorded_as_it_was_made() -> None:
     assert [c.first_tick for c in chunks(bench)] == sorted({s.chunk_tick for s in bench.steps() if s.chunk_tick >= 0})
 
 
-def test_a_terminal_observation_whose_frame_is_gone_is_left_out() -> None:
+def test_a_terminal_observation_whose_frame_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench().ready().tick(LENGTH)
-    bench.loop.tracker.recorder._put_frames = _overwritten  # type: ignore[method-assign]
+
+    def overwritten(episode: object, observation: object) -> None:
+        raise InvalidDataError("the frame was overwritten.")
+
+    monkeypatch.setattr(bench.loop.tracker.recorder, "_put_frames", overwritten)
     bench.tick()
     assert [(end.outcome, end.terminal) for end in ends(bench)] == [("failure", None)]
-
-
-def _overwritten(episode: object, observation: object) -> TerminalObservation:
-    from wire.errors import InvalidDataError
-
-    raise InvalidDataError("the frame was overwritten.")
