@@ -14,8 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from robot_edge.uplink.segments import SegmentBuilder, encode_jpeg
-from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.segments import SegmentBuilder, Spool, encode_jpeg
 from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name

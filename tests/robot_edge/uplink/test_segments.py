@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.segments import Spool
 from tests import samples
 from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
 
@@ -83,7 +83,7 @@ def test_a_path_below_a_file_says_what_is_wrong(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.segments import Spool
 from tests import samples
 spool = Spool(Path(sys.argv[1]))
 start = int(sys.argv[2])
