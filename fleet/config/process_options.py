@@ -36,6 +36,13 @@ Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/key
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
 LedgerUrl = Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")]
 StoreUrl = Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")]
+RetentionText = Annotated[
+    str,
+    unset(
+        'What the buffer forgets by itself: JSON or a JSON file, such as {"max_bytes": 2e11}; default: as the recipe '
+        "says, usually nothing."
+    ),
+]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
@@ -89,6 +96,7 @@ class GatewayOptions(ProcessOptions):
     web_host: WebHost = "127.0.0.1"
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
+    retention: RetentionText = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fleet.config.overrides import Overrides, unset
+from cloud_learner.buffer.maintenance.retention import Retention
+from fleet.config.overrides import Overrides, read_retention, unset
 from fleet.config.process_options import (
     NOTHING,
     PORT,
@@ -19,6 +20,7 @@ from fleet.config.process_options import (
     Operator,
     Port,
     ProcessOptions,
+    RetentionText,
     Seed,
     StoreUrl,
     WebHost,
@@ -57,6 +59,7 @@ class UpOptions(ProcessOptions):
     operator: Operator = True
     ledger: LedgerUrl = ""
     store: StoreUrl = ""
+    retention: RetentionText = ""
     backend: Annotated[
         str, typer.Option(help="Where parts run: local (children of this process) or ray (nodes of a Ray cluster).")
     ] = "local"
@@ -67,7 +70,8 @@ class UpOptions(ProcessOptions):
 
 
 def check_options(options: UpOptions) -> None:
-    """Raises `ConfigError` for options that contradict each other."""
+    """Raises `ConfigError` for options that contradict each other, and for a retention that says nothing known."""
+    read_retention(options.retention, Retention())
     if options.backend not in ("local", "ray"):
         raise ConfigError(f"--backend {options.backend}: there are local and ray.")
     if options.backend == "local" and options.ray_address:

@@ -15,7 +15,7 @@ _GATEWAY = (
     "cloud_learner.operator.app",
     "cloud_learner.operator.view",
     "cloud_learner.buffer.location",
-    "cloud_learner.buffer.maintenance.shard_writer",
+    "cloud_learner.buffer.maintenance.maintenance",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",

@@ -48,9 +48,9 @@ class Parts:
     """with the scripted operator beside the robots"""
     overrides: Overrides
 
-    def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> Part:
-        listens = {"host": host, "port": port, "web_host": web_host, "web_port": web_port}
-        return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **listens)
+    def make_gateway(self, host: str, port: int, web_host: str, web_port: int, retention: str = "") -> Part:
+        given = {"host": host, "port": port, "web_host": web_host, "web_port": web_port, "retention": retention}
+        return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
     def make_trainer(self) -> Part:
         return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-FORMAT = 3
+FORMAT = 4
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
@@ -33,7 +33,8 @@ def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
 meta = sa.Table(
     "meta",
     metadata,
-    # format, generation, whose journal it is, how many shard numbers of each robot spec and of leases were given
+    # format, generation, whose journal it is, which episodes are being deleted, how many shard numbers of each robot
+    # spec and of leases were given
     _text("key", primary_key=True),
     _text("value"),
 )
@@ -177,6 +178,11 @@ shards = sa.Table(
     _count("bytes"),
     _text("sha256", default=""),
     _count("created_ns"),
+    # over the segments that lie in it now, kept with every change of theirs so that nobody has to add them up
+    _count("live_bytes"),
+    _count("live_steps"),
+    _count("live_segments"),
+    _count("damaged_segments"),
 )
 
 versions = sa.Table(

@@ -1,9 +1,32 @@
 """A buffer that tests write to, and know what is in it."""
 
+import sqlalchemy as sa
+
 from cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 SPEC = fake_spec(2, size=16)
 OTHER = fake_spec(0, state_dim=7)
+
+
+def count_changes(ledger):
+    """A list to which every transaction from now on adds how many rows of segments and of episodes it changed."""
+    engine, found, now = ledger._database._engine, [], []
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection):
+        now.clear()
+
+    @sa.event.listens_for(engine, "after_cursor_execute")
+    def execute(connection, cursor, statement, parameters, context, executemany):
+        verb, *rest = statement.split()
+        if verb in ("INSERT", "UPDATE", "DELETE") and {"segments", "episodes"} & set(rest[:2]):
+            now.append(cursor.rowcount)
+
+    @sa.event.listens_for(engine, "commit")
+    def commit(connection):
+        found.append(sum(now))
+
+    return found
 
 
 class Buffer:
