@@ -15,6 +15,7 @@ import numpy as np
 from cloud_learner.buffer.files import open_directory, write_durably
 from wire import codec
 from wire.errors import InvalidDataError, WireError, storage_errors, suggest
+from wire.messages.gateway import CameraFrames
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".quarantine"
@@ -130,8 +131,8 @@ def describe(entry: QuarantineEntry, data: bytes) -> str:
             extent = f" from {value.min()} to {value.max()}" if value.size else ""
             lines.append(f"{name}: {value.dtype}{list(value.shape)}{extent}")
         elif isinstance(value, dict):
-            brought = {key: len(getattr(some, "encoded", some)) for key, some in value.items()}
-            lines.append(f"{name}: {brought}")
+            brought = {key: some.encoded if isinstance(some, CameraFrames) else some for key, some in value.items()}
+            lines.append(f"{name}: { ({key: len(some) for key, some in brought.items()}) }")
         else:
             lines.append(f"{name}: {str(value)[:200]}")
     return "\n".join(lines)
