@@ -4,7 +4,8 @@ One SQL database: an SQLite file by default, PostgreSQL by URL. The gateway writ
 meanwhile, and may be on other machines with PostgreSQL. A segment exists when its row is committed, and a row is on the
 device when the method that wrote it returns.
 
-The methods are functions of the modules named after their concern, each in one transaction of its own.
+The methods are functions of the modules named after their concern, each in one transaction of its own; what maintenance
+changes takes several short ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from cloud_learner.buffer.ledger.rows import Intervention
 from wire.errors import StorageError
 
-SEGMENTS_AT_ONCE = 200
+SEGMENTS_AT_ONCE = 100
 EPISODES_AT_ONCE = 100
 """What one transaction of maintenance changes at most: whoever commits segments waits behind it."""
 _PAUSE_S = 0.05

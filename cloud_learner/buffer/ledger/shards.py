@@ -83,7 +83,7 @@ def move_segments(connection: sa.Connection, number: int, offsets: Mapping[int, 
 
     Those that were pruned or marked as damaged meanwhile are left out.
     """
-    rows = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(offsets), ~_s.damaged)))
+    rows = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(list(offsets)), ~_s.damaged)))
     if rows:
         _count_live(connection, rows, -1)
         connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": offsets[row]} for row in rows])
