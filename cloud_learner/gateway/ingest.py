@@ -24,7 +24,7 @@ from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
 _EPISODES_REMEMBERED = 256
-_TURNED_AWAY = (InvalidDataError, StorageError, ValueError, TypeError, IndexError, OverflowError)
+_WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
 
 
 class IngestOutcome(StrEnum):
@@ -118,7 +118,7 @@ class Ingest:
             check_frames(segment, spec, history.frames_until(segment.index))
             # what comes behind it in the batch is checked against it
             history.add(segment)
-        except _TURNED_AWAY as error:
+        except Exception as error:  # noqa: BLE001 - whatever one robot sends, the others are served
             return self._turn_away(peer, segment, error)
         return None
 
@@ -133,7 +133,7 @@ class Ingest:
         try:
             robots = {peer: self._ledger.robot(peer) for _, peer, _ in some}
             rows = self._store.append_all([(segment, received_ns) for _, _, segment in some], self._clock.now_ns())
-        except _TURNED_AWAY as error:
+        except Exception as error:  # noqa: BLE001 - each is tried by itself
             for _, _, segment in some:
                 # without what was not stored
                 self._histories.pop(segment.episode.id, None)
@@ -156,7 +156,7 @@ class Ingest:
 
     def _turn_away(self, peer: str, segment: Segment, error: Exception) -> IngestResult:
         """Put a segment aside that is wrong; one that only cannot be stored now comes again."""
-        if not isinstance(error, StorageError):
+        if isinstance(error, _WRONG):
             # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
             nonsense = "" if isinstance(error, InvalidDataError) else f"malformed: {type(error).__name__}: "
             reason = f"{nonsense}{error}"
@@ -167,7 +167,9 @@ class Ingest:
             else:
                 log.warning("segment %r of robot '%s' quarantined as %s: %s", segment.id, peer, name, reason)
                 return IngestResult(IngestOutcome.quarantined, reason)
-        log.error("segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error)
+        # what nobody thought of is traced, and the others are served
+        trace = None if isinstance(error, StorageError) else error
+        log.error("segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error))
 
     def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:

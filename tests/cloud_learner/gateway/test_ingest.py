@@ -353,3 +353,19 @@ def test_a_full_disk_takes_none_of_many(gateway, monkeypatch):
         assert _accept_all(gateway, segments) == ["retry"] * 3
     assert _journal_bytes(gateway.root) == 0 and gateway.ledger.totals().segments == 0
     assert _accept_all(gateway, segments) == ["stored"] * 3
+
+
+def test_a_surprise_hits_only_the_one_it_is_about(gateway, monkeypatch, caplog):
+    segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
+    append = gateway.store.append_all
+
+    def surprise(some, committed_ns):
+        if any(segment.index == 1 for segment, _ in some):
+            raise KeyError("nobody thought of it")
+        return append(some, committed_ns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store, "append_all", surprise)
+        assert _accept_all(gateway, segments) == ["stored", "retry", "stored"]
+    assert "Traceback" in caplog.text
+    assert _accept_all(gateway, segments) == ["duplicate", "stored", "duplicate"]
