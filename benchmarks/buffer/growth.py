@@ -27,7 +27,8 @@ from benchmarks.buffer.ours import CLOCK, ROBOT, feed_config
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.dataset import open_dataset
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
+from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
+from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
 from robot_edge.uplink.segments import encode_jpeg
 from wire.messages.gateway import ACTORS, Segment
@@ -143,7 +144,7 @@ def _fill(data: Path, spec: RobotSpec, sizes: tuple[int, ...]) -> Iterator[int]:
     for size in sizes:
         ledger, store = BufferLocation(data).open_writer()
         ledger.see_robot(ROBOT, spec, CLOCK, time.monotonic_ns())
-        sealer = ShardWriter(store, ledger, every_s=1.0)
+        sealer = MaintenanceThread(store, ledger, every_s=1.0)
         sealer.start()
         for number in range(done, size):
             now_ns = time.monotonic_ns()

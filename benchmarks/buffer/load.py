@@ -30,7 +30,8 @@ from benchmarks.common.cpu import Others
 from benchmarks.common.table import Goal, Result, run
 from cloud_learner.buffer.loading.dataset import ReplayDataset, open_dataset
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.buffer.maintenance.shard_writer import ShardWriter, seal
+from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
+from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.gateway.ingest import Ingest
 from robot_edge.uplink.segments import encode_jpeg
 from wire import codec
@@ -254,9 +255,9 @@ def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, out
         first = size.before + at * episodes
         mine = [painted.episode(number, name, "online") for number in range(first, first + episodes)]
         coming.append(iter([segment for episode in mine for segment in episode]))
-    ingest = Ingest(place.data, ledger, store)
+    ingest = Ingest(ledger, store)
     ingest.open()
-    sealer = ShardWriter(store, ledger, every_s=1.0)
+    sealer = MaintenanceThread(store, ledger, every_s=1.0)
     sealer.start()
     outbox.send("ready")
     took: list[float] = []

@@ -155,9 +155,9 @@ def check_order(segment: Segment, before: CommittedHistory) -> None:
 def check_steps(segment: Segment, spec: RobotSpec) -> None:
     """That every step array has the shape, type and range that `spec` and the message say."""
     t = segment.steps
-    if t > MAX_STEPS or _size(segment) > MAX_BYTES:
+    if t > MAX_STEPS or segment_bytes(segment) > MAX_BYTES:
         raise InvalidDataError(
-            f"{t} steps, {_size(segment)} bytes; at most {MAX_STEPS} steps, {MAX_BYTES} bytes are taken."
+            f"{t} steps, {segment_bytes(segment)} bytes; at most {MAX_STEPS} steps, {MAX_BYTES} bytes are taken."
         )
     if t == 0 and not segment.last:
         raise InvalidDataError("no steps, and the episode does not end with it.")
@@ -287,10 +287,10 @@ def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
     return None
 
 
-def _size(segment: Segment) -> int:
-    brought = sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
+def segment_bytes(segment: Segment) -> int:
+    """Size of its arrays, chunks and pictures."""
     return (
-        brought
+        sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
         + sum(chunk.actions.nbytes for chunk in segment.chunks)
         + sum(
             value.nbytes

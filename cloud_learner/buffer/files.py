@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 from wire.errors import InvalidDataError, storage_errors
 
+_NEARLY_FULL = 0.05
+"""part of a disk"""
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
 
@@ -81,6 +84,21 @@ def open_directory(path: Path, what: str) -> None:
     with storage_errors(what, path):
         make_directory(path)
     remove_leftovers(path, what)
+
+
+def room_warning(path: Path) -> str:
+    """What to say when the disk below `path` is nearly full, '' while it is not or nobody can tell."""
+    try:
+        disk = shutil.disk_usage(path)
+    except OSError:
+        return ""
+    if disk.free >= _NEARLY_FULL * disk.total:
+        return ""
+    return (
+        f"the disk below {path} is nearly full: less than {_NEARLY_FULL:.0%} of its {disk.total / 1e9:.0f} GB are "
+        "free. Free some room, set the recipe's retention, or forget episodes with `vla-fleet buffer prune` and "
+        "`compact`."
+    )
 
 
 def remove_quietly(path: Path) -> None:

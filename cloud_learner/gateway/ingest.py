@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 
 import msgspec
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
-from cloud_learner.buffer.files import open_directory, write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from wire import codec
 from wire.clock import Clock, MonotonicClock
-from wire.errors import InvalidDataError, StorageError
+from wire.errors import InvalidDataError, StorageError, WireError
 from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
 _EPISODES_REMEMBERED = 256
+_WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
 
 
 class IngestOutcome(StrEnum):
@@ -54,15 +53,8 @@ class IngestResult(msgspec.Struct, frozen=True):
 class Ingest:
     """The one way into the buffer. One per gateway; not for several threads at once."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        ledger: Ledger,
-        store: SegmentStore,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, store: SegmentStore, clock: Clock | None = None) -> None:
         """`clock`: the gateway's, to which robots' clock offsets lead."""
-        self._quarantine = data_dir / "quarantine"
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
@@ -71,15 +63,51 @@ class Ingest:
 
     def open(self) -> None:
         """Remove what a crash left half-written in the quarantine, and make sure that it can be written."""
-        open_directory(self._quarantine, "quarantine")
+        self._store.quarantine.open()
 
     def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> IngestResult:
-        """Store `segment`, sent by the authenticated `peer_robot` and received at `received_ns` of the gateway's clock.
+        """As `accept_all`, for one segment."""
+        return self.accept_all([(peer_robot, segment)], received_ns)[0]
 
-        When this returns anything but `retry`, the data is on the device, once.
+    def accept_all(self, segments: Sequence[tuple[str, Segment]], received_ns: int) -> list[IngestResult]:
+        """Store segments, each sent by an authenticated robot, received at `received_ns` of the gateway's clock.
+
+        They are flushed and committed together. When this returns anything but `retry` for one, its data is on the
+        device, once. One that is bad is put aside and does not keep the others from being stored.
         """
+        found: list[IngestResult | None] = []
+        batch: dict[str, tuple[int, str, Segment]] = {}
+        for peer, segment in segments:
+            if segment.id in batch:
+                self._store_batch(batch, found, received_ns)
+            result = self._checked(peer, segment)
+            if result is None:
+                batch[segment.id] = (len(found), peer, segment)
+            found.append(result)
+        self._store_batch(batch, found, received_ns)
+        return [result for result in found if result is not None]
+
+    def submit_again(self, name: str, received_ns: int) -> IngestResult:
+        """Take what lies in quarantine under this id as if it came now; it stays there until it is stored.
+
+        Raises `InvalidDataError` for an unknown id, and for what is no segment that somebody sent.
+        """
+        entry, data = self._store.quarantine.read(name)
         try:
-            check_names(segment, peer_robot)
+            segment = codec.decode(data, stored=True)
+        except WireError as error:
+            raise InvalidDataError(f"{name} in quarantine is no segment that can be stored: {error}") from error
+        if not isinstance(segment, Segment):
+            raise InvalidDataError(f"{name} in quarantine is a {type(segment).__name__}, not a segment.")
+        result = self.accept(entry.robot, segment, received_ns)
+        if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+            self._store.quarantine.remove(name)
+        return result
+
+    def _checked(self, peer: str, segment: Segment) -> IngestResult | None:
+        """What becomes of a segment that is not to be stored; None for one that is."""
+        try:
+            check_names(segment, peer)
             spec = self._spec(segment)
             check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
@@ -88,28 +116,61 @@ class Ingest:
             history = self._history(segment)
             check_order(segment, history)
             check_frames(segment, spec, history.frames_until(segment.index))
-            return self._store_segment(segment, received_ns)
-        except InvalidDataError as error:
-            return self._quarantine_segment(peer_robot, segment, str(error))
-        except (ValueError, TypeError, IndexError, OverflowError) as error:
-            # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
-            return self._quarantine_segment(peer_robot, segment, f"malformed: {type(error).__name__}: {error}")
-        except StorageError as error:
-            log.error("segment %s of robot '%s' cannot be stored now: %s", segment.id, peer_robot, error)
-            return IngestResult(IngestOutcome.retry, str(error))
+            # what comes behind it in the batch is checked against it
+            history.add(segment)
+        except Exception as error:  # noqa: BLE001 - whatever one robot sends, the others are served
+            return self._turn_away(peer, segment, error)
+        return None
 
-    def _store_segment(self, segment: Segment, received_ns: int) -> IngestResult:
-        row = self._store.append(segment, received_ns, self._clock.now_ns())
-        if row is None:
-            return IngestResult(IngestOutcome.duplicate)
-        robot = self._ledger.robot(segment.episode.robot)
-        offset_ns = robot.clock_offset_ns if robot else 0
-        latency_s = (self._clock.now_ns() - segment.closed_ns - offset_ns) / 1e9
-        if segment.last:
-            self._histories.pop(segment.episode.id, None)
-        else:
-            self._histories[segment.episode.id].add(segment)
-        return IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s)
+    def _store_batch(
+        self, batch: dict[str, tuple[int, str, Segment]], found: list[IngestResult | None], received_ns: int
+    ) -> None:
+        """Store what passed the checks, note in `found` what became of it, and empty the batch."""
+        some = list(batch.values())
+        batch.clear()
+        if not some:
+            return
+        try:
+            robots = {peer: self._ledger.robot(peer) for _, peer, _ in some}
+            rows = self._store.append_all([(segment, received_ns) for _, _, segment in some], self._clock.now_ns())
+        except Exception as error:  # noqa: BLE001 - each is tried by itself
+            for _, _, segment in some:
+                # without what was not stored
+                self._histories.pop(segment.episode.id, None)
+            for at, peer, segment in some:
+                if isinstance(error, StorageError) or len(some) == 1:
+                    found[at] = self._turn_away(peer, segment, error)
+                else:
+                    # nobody knows which it was: each by itself, checked without those that are refused
+                    found[at] = self.accept(peer, segment, received_ns)
+            return
+        now_ns = self._clock.now_ns()
+        for (at, peer, segment), row in zip(some, rows, strict=True):
+            if segment.last or row is None:
+                self._histories.pop(segment.episode.id, None)
+            found[at] = IngestResult(IngestOutcome.duplicate)
+            if row is not None:
+                offset_ns = robot.clock_offset_ns if (robot := robots[peer]) else 0
+                latency_s = (now_ns - segment.closed_ns - offset_ns) / 1e9
+                found[at] = IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s)
+
+    def _turn_away(self, peer: str, segment: Segment, error: Exception) -> IngestResult:
+        """Put a segment aside that is wrong; one that only cannot be stored now comes again."""
+        if isinstance(error, _WRONG):
+            # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
+            nonsense = "" if isinstance(error, InvalidDataError) else f"malformed: {type(error).__name__}: "
+            reason = f"{nonsense}{error}"
+            try:
+                name = self._store.quarantine.put(segment.id, codec.encode(segment), reason, peer)
+            except StorageError as full:
+                error = full
+            else:
+                log.warning("segment %r of robot '%s' quarantined as %s: %s", segment.id, peer, name, reason)
+                return IngestResult(IngestOutcome.quarantined, reason)
+        # what nobody thought of is traced, and the others are served
+        trace = None if isinstance(error, StorageError) else error
+        log.error("segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
+        return IngestResult(IngestOutcome.retry, str(error))
 
     def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
@@ -141,18 +202,3 @@ class Ingest:
                 self._histories.popitem(last=False)
         self._histories.move_to_end(episode)
         return history
-
-    def _quarantine_segment(self, peer: str, segment: Segment, reason: str) -> IngestResult:
-        data = codec.encode(segment)
-        # the id may be anything here: it only labels the file, the hash makes it unique
-        label = re.sub(r"[^A-Za-z0-9_-]", "_", segment.id)[:100]
-        name = f"{label}-{hashlib.sha256(data).hexdigest()[:12]}"
-        note = f"segment {segment.id!r} sent by {peer!r}\n{reason}\n"
-        try:
-            write_durably(self._quarantine / f"{name}.txt", note.encode(), "quarantine")
-            write_durably(self._quarantine / f"{name}.msg", data, "quarantine")
-        except StorageError as error:
-            log.error("segment %r of robot '%s' cannot be quarantined now: %s", segment.id, peer, error)
-            return IngestResult(IngestOutcome.retry, str(error))
-        log.warning("segment %r of robot '%s' quarantined as %s.msg: %s", segment.id, peer, name, reason)
-        return IngestResult(IngestOutcome.quarantined, reason)

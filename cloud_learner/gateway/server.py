@@ -7,16 +7,16 @@ anew.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
-
+from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
-from cloud_learner.gateway.ingest import Ingest, IngestOutcome
+from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
@@ -47,7 +47,7 @@ from wire.messages.gateway import (
     VersionAvailable,
     WeightBytes,
 )
-from wire.transport.channel import PEER_SUFFIX, ServerChannel
+from wire.transport.channel import PEER_SUFFIX
 from wire.types import CALLERS, EpisodeSource, OperatorCommandKind, RobotSpec, Role
 
 log = logging.getLogger(__name__)
@@ -56,33 +56,11 @@ _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 """roles that versions are announced to"""
 
 _MESSAGES_PER_POLL = 200
+_SEGMENTS_AT_ONCE = 64
+_BYTES_AT_ONCE = 32 * 1024 * 1024
 _FORGET_NS = 600_000_000_000
 _ALIVE_NS = 3_000_000_000
 """a robot's process that sent a message so lately is there; it sends at least one a second"""
-
-
-class AuthenticatedServerChannel(ServerChannel, Protocol):
-    """A server channel that can say whom it turned away, and that tells two connections of one name apart."""
-
-    def rejections(self) -> list[tuple[str, str]]: ...
-
-    def adopt(self, peer: str) -> str: ...
-
-    def address(self, peer: str) -> str: ...
-
-
-class _Peer(msgspec.Struct):
-    """A process that has said hello."""
-
-    role: str
-    clock: str
-    pid: int
-    site: str
-    last_message_ns: int
-    offset_ns: int | None = None
-    """gateway time - its time, by the sample that waited least on its way"""
-    rejected: bool = False
-    """it is not listened to any more"""
 
 
 class Gateway:
@@ -110,8 +88,10 @@ class Gateway:
         self._spec = spec
         self._clock = clock
         self._wall_ns = wall_ns
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, KnownPeer] = {}
         self._announced_ns: dict[int, int] = {}
+        self._segments: list[tuple[str, Segment]] = []
+        self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
         self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns, clock.now_ns())
@@ -121,24 +101,9 @@ class Gateway:
         for _ in range(_MESSAGES_PER_POLL):
             if (received := self._channel.recv()) is None:
                 break
-            peer, message = received
-            try:
-                self._handle(peer, message)
-            except StorageError as error:
-                # Reported once per change, not once per message: a full disk stays full for a while.
-                if str(error) != self._storage_fault:
-                    log.error("%s", error)
-                    self._view.add_event("storage", str(error), peer)
-                self._storage_fault = str(error)
-                self._channel.send(peer, Nack(str(error)))
-            except FleetError as error:
-                log.error("a %s of '%s': %s", type(message).__name__, peer, error)
-                self._view.add_event("error", str(error), peer)
-                self._channel.send(peer, Rejection(str(error)))
-            except Exception:
-                # Whatever one peer sends, the others are served; the trace is in the log.
-                log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
-                self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
+            with self._reported(*received):
+                self._handle(*received)
+        self._store_segments()
         for name, reason in self._channel.rejections():
             self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
@@ -146,10 +111,32 @@ class Gateway:
             self._forward_command(command)
         self._dispatcher.poll(self._clock.now_ns())
 
+    @contextlib.contextmanager
+    def _reported(self, peer: str, message: Message) -> Iterator[None]:
+        """Whatever one peer sends, the others are served."""
+        try:
+            yield
+        except StorageError as error:
+            # Reported once per change, not once per message: a full disk stays full for a while.
+            if str(error) != self._storage_fault:
+                log.error("%s", error)
+                self._view.add_event("storage", str(error), peer)
+            self._storage_fault = str(error)
+            self._channel.send(peer, Nack(str(error)))
+        except FleetError as error:
+            log.error("a %s of '%s': %s", type(message).__name__, peer, error)
+            self._view.add_event("error", str(error), peer)
+            self._channel.send(peer, Rejection(str(error)))
+        except Exception:
+            log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
+            self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
+
     # --- peers ----------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: str, message: Message) -> None:
         if isinstance(message, Hello):
+            # what it gets to do depends on what it brought
+            self._store_segments()
             self._handle_hello(peer, message)
             return
         known = self._peers.get(peer)
@@ -160,7 +147,10 @@ class Gateway:
         now_ns = known.last_message_ns = self._clock.now_ns()
         match message:
             case Segment():
-                self._store(peer, message)
+                self._segments.append((peer, message))
+                self._segment_bytes += segment_bytes(message)
+                if len(self._segments) >= _SEGMENTS_AT_ONCE or self._segment_bytes >= _BYTES_AT_ONCE:
+                    self._store_segments()
             case EdgeStatus(robot=robot) | Preview(robot=robot) if robot == peer and role == Role.demonstrator:
                 log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
@@ -219,7 +209,7 @@ class Gateway:
         if is_client:
             self._forget_silent_clients(now_ns)
         before = self._peers.get(peer)
-        known = _Peer(hello.role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
+        known = KnownPeer(hello.role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
         self._peers[peer] = known
         self._rejections.pop(peer, None)
         self._measure_clock(peer, known, hello.sent_ns)
@@ -281,7 +271,7 @@ class Gateway:
             self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
         self._channel.send(peer, Rejection(reason))
 
-    def _measure_clock(self, peer: str, known: _Peer, sent_ns: int) -> None:
+    def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
         offset_ns = 0
         if known.clock != clock_name():
@@ -294,8 +284,16 @@ class Gateway:
 
     # --- data in --------------------------------------------------------------------------------------------------
 
-    def _store(self, peer: str, segment: Segment) -> None:
-        result = self._ingest.accept(peer, segment, self._clock.now_ns())
+    def _store_segments(self) -> None:
+        """Store what was received since the last time with one flush, then acknowledge it."""
+        segments, self._segments, self._segment_bytes = self._segments, [], 0
+        for (peer, segment), result in zip(
+            segments, self._ingest.accept_all(segments, self._clock.now_ns()), strict=True
+        ):
+            with self._reported(peer, segment):
+                self._acknowledge(peer, segment, result)
+
+    def _acknowledge(self, peer: str, segment: Segment, result: IngestResult) -> None:
         if result.outcome == IngestOutcome.retry:
             self._view.add_event("storage", result.reason, peer)
             self._channel.send(peer, Nack(result.reason))

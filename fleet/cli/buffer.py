@@ -13,7 +13,7 @@ import typer
 
 from fleet.cli.options import AsJson, echo_json
 from fleet.config.data_directory import DataDirectory
-from wire.errors import ConfigError, suggest
+from wire.errors import ConfigError, InvalidDataError
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
@@ -67,24 +67,33 @@ def prune(
     data: Data = _DATA,
     max_size: Annotated[str, typer.Option(help="Keep at most so much, oldest episodes go first: 20G, 500M.")] = "",
     max_age: Annotated[str, typer.Option(help="Forget episodes older than this: 30d, 12h.")] = "",
+    task: Annotated[list[str] | None, typer.Option(help="Size and age are those of this task.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="Size and age are those of this source: online.")] = None,
+    min_episodes: Annotated[int, typer.Option(min=0, help="Keep at least so many episodes of each task.")] = 0,
     drop_outcome: Annotated[list[str] | None, typer.Option(help="Forget episodes that ended so: failure.")] = None,
     keep_outcome: Annotated[list[str] | None, typer.Option(help="Keep episodes that ended so: success.")] = None,
-    keep_human: Annotated[bool, typer.Option(help="Keep every episode in which a person or script acted.")] = True,
-    keep_demonstrations: Annotated[bool, typer.Option(help="Keep demonstrations.")] = True,
+    keep_human: Annotated[
+        bool, typer.Option(help="Keep every episode in which a person or script acted; without it they go last.")
+    ] = True,
+    keep_demonstrations: Annotated[bool, typer.Option(help="Keep demonstrations; without it they go last.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Forget whole episodes by size, age and outcome; disk space comes back with `compact` at the latest."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
+    sizes = (_number(max_size, _UNITS, "--max-size"), _number(max_age, _TIMES, "--max-age"))
+    some = bool(task or source)
     retention = upkeep.Retention(
-        max_bytes=_number(max_size, _UNITS, "--max-size"),
-        max_age_s=_number(max_age, _TIMES, "--max-age"),
-        drop_outcomes=_outcomes(drop_outcome, "--drop-outcome"),
-        keep_outcomes=_outcomes(keep_outcome, "--keep-outcome"),
+        *((None, None) if some else sizes),
+        by_task=dict.fromkeys(task or (), upkeep.Bound(*sizes)),
+        by_source=dict.fromkeys(source or (), upkeep.Bound(*sizes)),
+        min_episodes_per_task=min_episodes,
+        drop_outcomes=tuple(drop_outcome or ()),
+        keep_outcomes=tuple(keep_outcome or ()),
         keep_human=keep_human,
         keep_demonstrations=keep_demonstrations,
     )
-    if retention.max_bytes is None and retention.max_age_s is None and not retention.drop_outcomes:
+    if sizes == (None, None) and not retention.drop_outcomes:
         raise ConfigError("nothing to forget by: give --max-size, --max-age or --drop-outcome.")
     with DataDirectory(data).open_buffer(write=not dry_run) as (ledger, store):
         pruned = upkeep.prune(ledger, retention, time.time_ns(), dry_run=dry_run)
@@ -92,6 +101,8 @@ def prune(
             upkeep.drop_dead(store, ledger)
     would = "would be forgotten" if dry_run else "forgotten"
     typer.echo(f"{pruned.episodes} episodes ({pruned.segments} segments, {pruned.bytes / 1e6:.1f} MB) {would}.")
+    if pruned.warning:
+        typer.echo(f"warning: {pruned.warning}", err=True)
 
 
 @app.command()
@@ -102,6 +113,33 @@ def compact(data: Data = _DATA) -> None:
     with DataDirectory(data).open_buffer(write=True) as (ledger, store):
         done = upkeep.compact(store, ledger, time.monotonic_ns())
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
+
+
+@app.command()
+def quarantine(
+    data: Data = _DATA,
+    show: Annotated[str, typer.Option(metavar="ID", help="Say what is in it.")] = "",
+    submit: Annotated[
+        str, typer.Option(metavar="ID", help="Submit it again, such as after its robot's spec became known.")
+    ] = "",
+) -> None:
+    """List what was refused as invalid or found damaged, the oldest first: id, robot, age, size and reason."""
+    from cloud_learner.buffer.store.quarantine import describe
+    from cloud_learner.gateway.ingest import Ingest, IngestOutcome
+
+    with DataDirectory(data).open_buffer(write=bool(submit)) as (ledger, store):
+        if show:
+            typer.echo(describe(*store.quarantine.read(show)))
+        elif submit:
+            result = Ingest(ledger, store).submit_again(submit, time.monotonic_ns())
+            if result.outcome not in (IngestOutcome.stored, IngestOutcome.duplicate):
+                raise InvalidDataError(f"{submit} stays in quarantine: {result.reason}")
+            typer.echo(f"{submit}: {result.outcome}; it is no longer in quarantine.")
+        else:
+            for entry in store.quarantine.entries():
+                age_h = (time.time_ns() - entry.wall_ns) / 3600e9
+                size = f"{age_h:8.1f} h {entry.bytes / 1e6:9.3f} MB"
+                typer.echo(f"{entry.id:50} {entry.robot or '-':14} {size}  {entry.reason}")
 
 
 @app.command()
@@ -307,15 +345,6 @@ def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     spec = ledger.spec(matching[0])
     assert spec is not None
     return spec
-
-
-def _outcomes(given: Sequence[str] | None, option: str) -> tuple[str, ...]:
-    from cloud_learner.buffer.check import OUTCOMES
-
-    for name in given or ():
-        if name not in OUTCOMES:
-            raise ConfigError(f"{option} {name!r} is none of {', '.join(OUTCOMES)}.{suggest(name, OUTCOMES)}")
-    return tuple(given or ())
 
 
 def _number(text: str, units: dict[str, float], option: str) -> float | None:

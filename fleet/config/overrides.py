@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec.structs import asdict
 
+from cloud_learner.buffer.maintenance.retention import Retention
 from fleet.config.recipe import Recipe
 from fleet.evaluation.injected_delay import parse_delay
 from hal.registry import make_robot, read_config
@@ -157,6 +159,17 @@ def _too_short(horizon: int | None, ticks: int, recipe: Recipe, choice: PolicyCh
         f"chunk after {ticks} ticks: there would be none left while it is made. Take a policy with longer chunks, or a "
         "recipe with fewer execute_ticks."
     )
+
+
+def read_retention(text: str, usual: Retention) -> Retention:
+    """What `--retention` says, `usual` for ''. Raises `ConfigError`."""
+    if not text:
+        return usual
+    try:
+        return msgspec.convert(read_json(text, "--retention"), Retention)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Retention.__struct_fields__)
+        raise ConfigError(f"--retention: {error}. It may say: {known}.") from error
 
 
 def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from fleet.config.overrides import Overrides, unset
+from cloud_learner.buffer.maintenance.retention import Retention
+from fleet.config.overrides import Overrides, read_retention, unset
 from wire.errors import ConfigError
 
 PORT = 5760
@@ -35,6 +36,13 @@ Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
 Keys = Annotated[Path | None, typer.Option(help="Key directory; default DATA/keys.")]
 Name = Annotated[str, typer.Option(help="Name of this process; its key is filed under it.")]
+RetentionText = Annotated[
+    str,
+    unset(
+        'What the buffer forgets by itself: JSON or a JSON file, such as {"max_bytes": 2e11}; default: as the recipe '
+        "says, usually nothing."
+    ),
+]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
@@ -86,6 +94,7 @@ class GatewayOptions(ProcessOptions):
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
     ledger: Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")] = ""
     store: Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")] = ""
+    retention: RetentionText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,8 @@ class UpOptions(GatewayOptions):
     overrides: Annotated[Overrides, SIMULATED] = NOTHING
 
     def check(self) -> None:
-        """Raises `ConfigError` for options that contradict each other."""
+        """Raises `ConfigError` for options that contradict each other, and for a retention that says nothing known."""
+        read_retention(self.retention, Retention())
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:

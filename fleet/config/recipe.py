@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.buffer.maintenance.retention import Retention
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from policies.interface.policy import LearnedPolicy, Policy
@@ -56,6 +57,8 @@ class Recipe:
     loop: LoopConfig = field(default_factory=LoopConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
+    retention: Retention = field(default_factory=Retention)
+    """what of the experience is forgotten by itself; nothing unless it says so"""
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""
     echo: float = 1.0

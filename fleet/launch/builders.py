@@ -6,8 +6,10 @@ import contextlib
 import logging
 import os
 import time
+from dataclasses import replace
 
 from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import read_retention
 from fleet.config.process_options import (
     ClientOptions,
     DemonstratorOptions,
@@ -36,16 +38,17 @@ def run_gateway(options: GatewayOptions) -> None:
     from cloud_learner.operator.app import serve
 
     recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
+    recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
     data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
-    gateway, view, ledger, sealer = factories.make_gateway(recipe, data, channel)
+    gateway, view, ledger, maintenance = factories.make_gateway(recipe, data, channel)
     page = serve(view, options.web_host, options.web_port)
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     data.note_gateway(channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
     log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
-    sealer.start()
+    maintenance.start()
     try:
         while not shutdown.requested:
             wait_any([channel], 0.02)
@@ -55,7 +58,7 @@ def run_gateway(options: GatewayOptions) -> None:
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
         gateway.poll()
         channel.close()
-        sealer.stop()
+        maintenance.stop()
         ledger.close()
 
 

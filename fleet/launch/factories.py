@@ -29,8 +29,9 @@ from wire.types import PolicyCapabilities
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
-    from cloud_learner.buffer.maintenance.shard_writer import ShardWriter
-    from cloud_learner.gateway.server import AuthenticatedServerChannel, Gateway
+    from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
+    from cloud_learner.gateway.peers import AuthenticatedServerChannel
+    from cloud_learner.gateway.server import Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.trainer import Trainer
 
@@ -111,19 +112,19 @@ def make_evaluator(
 
 def make_gateway(
     recipe: Recipe, data: DataDirectory, channel: AuthenticatedServerChannel, clock: Clock | None = None
-) -> tuple[Gateway, FleetView, Ledger, ShardWriter]:
-    """The gateway on `data`, its view for the page, the ledger to close at the end, and the sealer, not started.
+) -> tuple[Gateway, FleetView, Ledger, MaintenanceThread]:
+    """The gateway on `data`, its view for the page, the ledger to close at the end, and maintenance, not started.
 
     `clock`: that of robots which do not run in real time, for leases and health.
     """
-    from cloud_learner.buffer.maintenance.shard_writer import ShardWriter
+    from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.ingest import Ingest
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
 
     ledger, store = data.buffer.open_writer()
-    ingest = Ingest(data.root, ledger, store)
+    ingest = Ingest(ledger, store)
     ingest.open()
     history = _history(ledger)
     age_s = history[-1][1] if history else 0.0
@@ -136,7 +137,7 @@ def make_gateway(
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
-    return gateway, view, ledger, ShardWriter(store, ledger)
+    return gateway, view, ledger, MaintenanceThread(store, ledger, recipe.retention)
 
 
 def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:

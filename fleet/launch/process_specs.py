@@ -50,9 +50,9 @@ class ProcessSpecs:
     """with the scripted operator beside the robots"""
     overrides: Overrides
 
-    def make_gateway(self, host: str, port: int, web_host: str, web_port: int) -> ProcessSpec:
-        listens = {"host": host, "port": port, "web_host": web_host, "web_port": web_port}
-        return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **listens)
+    def make_gateway(self, host: str, port: int, web_host: str, web_port: int, retention: str = "") -> ProcessSpec:
+        given = {"host": host, "port": port, "web_host": web_host, "web_port": web_port, "retention": retention}
+        return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
     def make_trainer(self) -> ProcessSpec:
         return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)
@@ -94,7 +94,7 @@ _GATEWAY_MODULES = (
     "cloud_learner.gateway.server",
     "cloud_learner.operator.app",
     "cloud_learner.buffer.location",
-    "cloud_learner.buffer.maintenance.shard_writer",
+    "cloud_learner.buffer.maintenance.maintenance",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto",

@@ -146,7 +146,8 @@ class Up:
         return bool(self.recipe.tiny) and not self.overrides.policy
 
     def _work(self, host: str, port: int, web_port: int) -> None:
-        self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port))
+        retention = self.options.retention
+        self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port, retention))
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
         self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,13 @@ _TALLY = {"sqlite": _tally(sqlite), "postgresql": _tally(postgresql)}
 _ACTIVE = sa.select(_s.entry_actor, _s.exit_actor).where(_s.episode == bindparam("episode"), _s.exit_actor != NOBODY)
 _BEFORE = _ACTIVE.where(_s.index < bindparam("index")).order_by(_s.index.desc()).limit(1)
 _AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1)
+
+
+def commit_segments(
+    connection: sa.Connection, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
+) -> list[int | None]:
+    """Enter segments, each with where it lies and when it was received: all of them or, if one is refused, none."""
+    return [commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
 
 
 def commit_segment(

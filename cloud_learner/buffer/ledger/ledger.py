@@ -4,13 +4,15 @@ One SQL database: an SQLite file by default, PostgreSQL by URL. The gateway writ
 meanwhile, and may be on other machines with PostgreSQL. A segment exists when its row is committed, and a row is on the
 device when the method that wrote it returns.
 
-The methods are functions of the modules named after their concern, each in one transaction of its own.
+The methods are functions of the modules named after their concern, each in one transaction of its own; what maintenance
+changes takes several short ones.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -25,9 +27,13 @@ from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from wire.errors import StorageError
 
-_PRUNE_AT_ONCE = 500
 _FORMAT = "format"
+SEGMENTS_AT_ONCE = 100
+EPISODES_AT_ONCE = 100
+"""What one transaction of maintenance changes at most: whoever commits segments waits behind it."""
+_PAUSE_S = 0.05
 P = ParamSpec("P")
+Q = TypeVar("Q")
 R = TypeVar("R")
 
 
@@ -51,6 +57,10 @@ def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Co
             return function(connection, *args, **options)
 
     return method
+
+
+def _pieces(values: Sequence[Q], size: int) -> Iterator[Sequence[Q]]:
+    return (values[first : first + size] for first in range(0, len(values), size))
 
 
 class Ledger(Database):
@@ -88,9 +98,10 @@ class Ledger(Database):
                 found = str(tables.FORMAT)
                 ledger_notes.write_meta(connection, _FORMAT, found)
         if found != str(tables.FORMAT):
+            newer = "newer " if found and found.isdecimal() and int(found) > tables.FORMAT else ""
             raise StorageError(
                 f"ledger {self.location} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
-                "install the vla-fleet that wrote it, or choose a fresh --data directory or database."
+                f"install the {newer}vla-fleet that wrote it, or choose a fresh --data directory or database."
             )
 
     # robots
@@ -104,6 +115,7 @@ class Ledger(Database):
 
     # episodes and segments
     commit_segment = _writes(ledger_commit.commit_segment)
+    commit_segments = _writes(ledger_commit.commit_segments)
     segment = _reads(ledger_segments.segment)
     segments_after = _reads(ledger_segments.segments_after)
     segments_of = _reads(ledger_segments.segments_of)
@@ -123,28 +135,63 @@ class Ledger(Database):
     in_journal = _reads(ledger_shards.in_journal)
     journals = _reads(ledger_shards.journals)
     reserve_shard = _writes(ledger_shards.reserve_shard)
-    commit_shard = _writes(ledger_shards.commit_shard)
     shards = _reads(ledger_shards.shards)
     mark_dropping = _writes(ledger_shards.mark_dropping)
     forget_shard = _writes(ledger_shards.forget_shard)
 
+    def commit_shard(
+        self, spec_hash: str, number: int, offsets: Mapping[int, int], record_bytes: int, bytes: int, sha256: str
+    ) -> int:
+        """Seal a reserved shard whose object is stored and move segments there, to these offsets by row; how many.
+
+        What was not moved when this is interrupted lies where it lay. Those that were pruned or marked as damaged
+        meanwhile are left out. Raises `StorageError` if the shard is not in state 'writing'. For the holder of
+        `exclusive`.
+        """
+        with self.writing() as connection:
+            ledger_shards.commit_shard(connection, spec_hash, number, record_bytes, bytes, sha256)
+        pieces = _pieces(list(offsets.items()), SEGMENTS_AT_ONCE)
+        return sum(self._apart(lambda c, some: ledger_shards.move_segments(c, number, dict(some)), pieces))
+
+    def _apart(self, function: Callable[[sa.Connection, Sequence[Q]], R], pieces: Iterable[Sequence[Q]]) -> Iterator[R]:
+        """`function` of each piece in a transaction of its own, and a pause as long, for those who write meanwhile."""
+        for piece in pieces:
+            began = time.monotonic()
+            with self.writing() as connection:
+                found = function(connection, piece)
+            # whoever waits for SQLite's lock looks again and again, after 1 to 25 ms
+            time.sleep(min(time.monotonic() - began, _PAUSE_S))
+            yield found
+
     # forgetting and damage
-    mark_damaged = _writes(ledger_shards.mark_damaged)
     damaged_segments = _reads(ledger_segments.damaged_segments)
+    kept_episodes = _reads(ledger_segments.kept_episodes)
     pruned_episodes = _reads(ledger_shards.pruned_episodes)
 
-    def prune(self, episode_ids: Sequence[str], now_ns: int) -> tuple[int, int]:
-        """Delete the segments of these episodes, many in one transaction; how many that were, and their bytes.
+    def mark_damaged(self, rows: Sequence[int]) -> int:
+        """Note that the segments of these ledger rows cannot be read; how many were not marked yet."""
+        return sum(self._apart(ledger_shards.mark_damaged, _pieces(rows, SEGMENTS_AT_ONCE)))
 
-        The episodes stay, so that lineage can name them. Those that are unknown or pruned already are skipped.
-        `now_ns`: nanoseconds since 1970. For the holder of `exclusive`.
+    def prune(self, episode_ids: Sequence[str], now_ns: int, newest_row: int | None = None) -> tuple[int, int, int]:
+        """Delete the segments of these episodes: how many episodes, segments and bytes that were.
+
+        The episodes stay, so that lineage can name them. Those that are unknown or pruned already, or got a segment
+        after ledger row `newest_row`, are skipped. `now_ns`: nanoseconds since 1970. What is interrupted is finished by
+        `finish_pruning`. For the holder of `exclusive`.
         """
-        segments = size = 0
-        for first in range(0, len(episode_ids), _PRUNE_AT_ONCE):
-            with self.writing() as connection:
-                found = ledger_shards.prune(connection, episode_ids[first : first + _PRUNE_AT_ONCE], now_ns)
-            segments, size = segments + found[0], size + found[1]
-        return segments, size
+        self.finish_pruning()
+        found = (0, 0, 0)
+        for more in self._apart(
+            lambda c, some: ledger_shards.prune(c, some, now_ns, newest_row), _pieces(episode_ids, EPISODES_AT_ONCE)
+        ):
+            self.finish_pruning()
+            found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
+        return found
+
+    def finish_pruning(self) -> None:
+        """Delete what is left of episodes that were pruned. For the holder of `exclusive`."""
+        while any(self._apart(lambda c, _: ledger_shards.delete_pruned(c, SEGMENTS_AT_ONCE), ((),))):
+            pass
 
     # versions and lineage
     commit_version = _writes(lineage.commit_version)

@@ -53,6 +53,19 @@ class EpisodeRow(msgspec.Struct, frozen=True):
     """when its segments were deleted, nanoseconds since 1970; 0 while they are there"""
 
 
+class KeptEpisode(msgspec.Struct, frozen=True):
+    """What decides whether an episode is forgotten; as in `EpisodeRow`."""
+
+    id: str
+    task: str
+    source: str
+    outcome: str
+    human_steps: int
+    segments: int
+    bytes: int
+    wall_ns: int
+
+
 class Journaled(msgspec.Struct, frozen=True):
     """Where the record of a segment lies in the journal, and what its payload must be."""
 

@@ -12,7 +12,15 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, SegmentColumns, SegmentRow, Totals, Unsealed
+from cloud_learner.buffer.ledger.rows import (
+    EpisodeFacts,
+    EpisodeRow,
+    KeptEpisode,
+    SegmentColumns,
+    SegmentRow,
+    Totals,
+    Unsealed,
+)
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -80,6 +88,12 @@ def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 1
     if robot is not None:
         query = query.where(_e.robot == robot)
     return tuple(EpisodeRow(*row) for row in connection.execute(query))
+
+
+def kept_episodes(connection: sa.Connection) -> tuple[KeptEpisode, ...]:
+    """All episodes that have segments and were not pruned, oldest first."""
+    query = sa.select(*(_e[name] for name in KeptEpisode.__struct_fields__)).order_by(_e.number)
+    return tuple(KeptEpisode(*row) for row in fetch_plain(connection, query.where(_e.pruned_ns == 0, _e.segments > 0)))
 
 
 def episodes_of_robot(connection: sa.Connection, robot: str) -> int:

@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.commit import require_spec
 from cloud_learner.buffer.ledger.notes import read_meta, write_meta
 from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
-from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import StorageError
 
 _s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
 _JOURNAL = "journal"
+_PRUNING = "pruning"
+_MOVE = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"))
+_MOVE = _MOVE.values(journal=None, shard=sa.bindparam("_shard"), offset=sa.bindparam("_offset"))
 
 
 # --- sealing --------------------------------------------------------------------------------------------------------
@@ -52,49 +55,49 @@ def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) ->
 
 
 def commit_shard(
-    connection: sa.Connection,
-    spec_hash: str,
-    number: int,
-    offsets: Mapping[int, int],
-    record_bytes: int,
-    bytes: int,
-    sha256: str,
-) -> int:
-    """Move segments to a reserved shard whose object is stored, to these offsets by row; how many were moved.
-
-    Those that were pruned or marked as damaged meanwhile are left out. Raises `StorageError` if it is not in state
-    'writing'.
-    """
+    connection: sa.Connection, spec_hash: str, number: int, record_bytes: int, bytes: int, sha256: str
+) -> None:
+    """Note that the object of a reserved shard is stored. Raises `StorageError` if it is not in state 'writing'."""
     _require_state(connection, spec_hash, number, "writing")
-    move = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"), ~_s.damaged)
-    move = move.values(journal=None, shard=number, offset=sa.bindparam("_offset"))
-    moved = 0
-    if offsets:
-        found = connection.execute(move, [{"_row": row, "_offset": offset} for row, offset in offsets.items()])
-        moved = found.rowcount
     _set_shard(connection, spec_hash, number, state="sealed", record_bytes=record_bytes, bytes=bytes, sha256=sha256)
-    return moved
+
+
+def move_segments(connection: sa.Connection, number: int, offsets: Mapping[int, int]) -> int:
+    """Have segments lie in a sealed shard of their spec from now on, at these offsets by row; how many moved.
+
+    Those that were pruned or marked as damaged meanwhile are left out.
+    """
+    rows = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(list(offsets)), ~_s.damaged)))
+    if rows:
+        _count_live(connection, rows, -1)
+        connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": offsets[row]} for row in rows])
+        _count_live(connection, rows, +1)
+    return len(rows)
 
 
 def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[ShardRow, ...]:
     """All shards, in any state, by spec and number."""
-    counted = {
-        "live_bytes": sa.func.sum(sa.case((_s.damaged, 0), else_=_s.bytes)),
-        "live_steps": sa.func.sum(sa.case((_s.damaged, 0), else_=_s.steps)),
-        "live_segments": sa.func.sum(sa.case((_s.damaged, 0), else_=1)),
-        "damaged_segments": sa.func.sum(sa.case((_s.damaged, 1), else_=0)),
-    }
-    columns = (column.label(name) for name, column in counted.items())
-    live = sa.select(_e.spec_hash, _s.shard, *columns).select_from(_joined).where(_s.shard.is_not(None))
-    live = live.group_by(_e.spec_hash, _s.shard)
-    kept = ShardRow.__struct_fields__[: -len(counted)]
-    query = sa.select(*(_shards[name] for name in kept)).order_by(_shards.spec_hash, _shards.number)
+    query = sa.select(*(_shards[name] for name in ShardRow.__struct_fields__))
     if spec_hash is not None:
-        live, query = live.where(_e.spec_hash == spec_hash), query.where(_shards.spec_hash == spec_hash)
-    # PostgreSQL adds bigints up to a decimal
-    counts = {(found, number): tuple(map(int, sums)) for found, number, *sums in connection.execute(live)}
-    rows = connection.execute(query)
-    return tuple(ShardRow(*row, *counts.get((row.spec_hash, row.number), (0, 0, 0, 0))) for row in rows)
+        query = query.where(_shards.spec_hash == spec_hash)
+    return tuple(ShardRow(*row) for row in connection.execute(query.order_by(_shards.spec_hash, _shards.number)))
+
+
+def _count_live(connection: sa.Connection, rows: Sequence[int], sign: int) -> None:
+    """Add these segments to the counts of the shards they lie in, or with -1 take them out; a few hundred rows."""
+    whole = sa.case((_s.damaged, 0), else_=1)
+    counted = {
+        "live_bytes": sa.func.sum(whole * _s.bytes),
+        "live_steps": sa.func.sum(whole * _s.steps),
+        "live_segments": sa.func.sum(whole),
+        "damaged_segments": sa.func.sum(1 - whole),
+    }
+    query = sa.select(_e.spec_hash, _s.shard, *counted.values()).select_from(_joined)
+    query = query.where(_s.row.in_(rows), _s.shard.is_not(None)).group_by(_e.spec_hash, _s.shard)
+    for spec_hash, number, *sums in connection.execute(query).all():
+        # PostgreSQL adds bigints up to a decimal
+        more = {name: _shards[name] + sign * int(value) for name, value in zip(counted, sums, strict=True)}
+        _set_shard(connection, spec_hash, number, **more)
 
 
 def mark_dropping(connection: sa.Connection, spec_hash: str, number: int) -> None:
@@ -156,27 +159,40 @@ def generation(connection: sa.Connection) -> int:
     return int(read_meta(connection, _GENERATION) or 0)
 
 
-def prune(connection: sa.Connection, episode_ids: Sequence[str], now_ns: int) -> tuple[int, int]:
-    """Delete the segments of these episodes; how many that were, and their bytes.
+def prune(
+    connection: sa.Connection, episode_ids: Sequence[str], now_ns: int, newest_row: int | None
+) -> tuple[int, int, int]:
+    """Note some hundred episodes as forgotten: how many, their segments and bytes. `delete_pruned` deletes those.
 
-    The episodes stay, so that lineage can name them. Those that are unknown or pruned already are skipped.
+    The episodes stay, so that lineage can name them. Those that are unknown or pruned already, or got a segment after
+    ledger row `newest_row`, are skipped.
     """
-    numbers: list[int] = []
-    for some in chunks(episode_ids):
-        numbers += connection.scalars(sa.select(_e.number).where(_e.id.in_(some), _e.pruned_ns == 0))
-    segments = size = 0
-    for some in chunks(numbers):
-        sums = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_s.bytes), 0)).where(_s.episode.in_(some))
-        found = connection.execute(sums).one()
-        segments, size = segments + found[0], size + int(found[1])
-        connection.execute(sa.delete(tables.segments).where(_s.episode.in_(some)))
-        _subtract(connection, some)
-        # 0 would say that they are there
-        pruned = sa.update(tables.episodes).where(_e.number.in_(some))
-        connection.execute(pruned.values(pruned_ns=now_ns or 1))
-    if numbers:
+    chosen = sa.select(_e.number).where(_e.id.in_(episode_ids), _e.pruned_ns == 0)
+    if newest_row is not None:
+        chosen = chosen.where(_e.newest_row <= newest_row)
+    numbers = list(connection.scalars(chosen))
+    sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (_e.segments, _e.bytes))
+    segments, size = connection.execute(sa.select(*sums).where(_e.number.in_(numbers))).one()
+    _subtract(connection, numbers)
+    # 0 would say that they are there
+    connection.execute(sa.update(tables.episodes).where(_e.number.in_(numbers)).values(pruned_ns=now_ns or 1))
+    write_meta(connection, _PRUNING, msgspec.json.encode(numbers).decode())
+    return len(numbers), int(segments), int(size)
+
+
+def delete_pruned(connection: sa.Connection, limit: int) -> bool:
+    """Delete up to `limit` segments of episodes that `prune` noted as forgotten; whether there may be more."""
+    numbers = msgspec.json.decode(read_meta(connection, _PRUNING) or "[]")
+    if not numbers:
+        return False
+    rows = list(connection.scalars(sa.select(_s.row).where(_s.episode.in_(numbers)).limit(limit)))
+    if rows:
+        _count_live(connection, rows, -1)
+        connection.execute(sa.delete(tables.segments).where(_s.row.in_(rows)))
         _next(connection, _GENERATION)
-    return segments, size
+    if len(rows) < limit:
+        write_meta(connection, _PRUNING, "[]")
+    return len(rows) == limit
 
 
 def _subtract(connection: sa.Connection, numbers: Sequence[int]) -> None:
@@ -195,14 +211,14 @@ def pruned_episodes(connection: sa.Connection) -> int:
 
 
 def mark_damaged(connection: sa.Connection, rows: Sequence[int]) -> int:
-    """Note that the segments of these ledger rows cannot be read; how many were not marked yet."""
-    marked = 0
-    for some in chunks(rows):
-        mark = sa.update(tables.segments).where(_s.row.in_(some), ~_s.damaged).values(damaged=True)
-        marked += connection.execute(mark).rowcount
-    if marked:
+    """Note that the segments of some hundred ledger rows cannot be read; how many were not marked yet."""
+    fresh = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(rows), ~_s.damaged)))
+    if fresh:
+        _count_live(connection, fresh, -1)
+        connection.execute(sa.update(tables.segments).where(_s.row.in_(fresh)).values(damaged=True))
+        _count_live(connection, fresh, +1)
         _next(connection, _GENERATION)
-    return marked
+    return len(fresh)
 
 
 def _next(connection: sa.Connection, key: str) -> int:

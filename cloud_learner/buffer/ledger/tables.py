@@ -33,7 +33,8 @@ def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
 meta = sa.Table(
     "meta",
     metadata,
-    # format, generation, whose journal it is, how many shard numbers of each robot spec and of leases were given
+    # format, generation, whose journal it is, which episodes are being deleted, how many shard numbers of each robot
+    # spec and of leases were given
     _text("key", primary_key=True),
     _text("value"),
 )
@@ -184,6 +185,11 @@ shards = sa.Table(
     _count("bytes"),
     _text("sha256", default=""),
     _count("created_ns"),
+    # over the segments that lie in it now, kept with every change of theirs so that nobody has to add them up
+    _count("live_bytes"),
+    _count("live_steps"),
+    _count("live_segments"),
+    _count("damaged_segments"),
 )
 
 versions = sa.Table(

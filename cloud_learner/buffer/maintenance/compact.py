@@ -6,17 +6,19 @@ A new shard is written and committed before the old one goes, so a segment alway
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import SegmentRow, ShardRow
-from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, move, seal_held, take_shard
+from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, move, seal, take_shard
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 
 log = logging.getLogger(__name__)
+Stuck = set[tuple[str, int]]
+"""Shards in which something is damaged, by spec hash and number: trying again does not help."""
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -34,28 +36,51 @@ def compact(
 ) -> Compacted:
     """Seal what is ripe, write what is left of mostly forgotten shards and of small ones together, drop the old ones.
 
-    Raises `StorageError` when somebody else is at work for longer than `wait_s`, and whatever writing may raise.
+    One shard at a time, between which others may be at work. Raises `StorageError` when somebody else is at work for
+    longer than `wait_s`, and whatever writing may raise.
+    """
+    seal(store, ledger, now_ns, policy, wait_s=wait_s)
+    stuck: Stuck = set()
+    done = Compacted(0, 0, 0)
+    while (more := compact_one(store, ledger, now_ns, stuck, wait_s=wait_s)) is not None:
+        done = Compacted(
+            done.read_shards + more.read_shards,
+            done.written_shards + more.written_shards,
+            done.freed_bytes + more.freed_bytes,
+        )
+    drop_dead(store, ledger, wait_s=wait_s)
+    return done
+
+
+def compact_one(
+    store: SegmentStore, ledger: Ledger, now_ns: int, stuck: Stuck, *, few: int = 2, wait_s: float = 30
+) -> Compacted | None:
+    """Drop what is dead, and write one shard of what is left of others; None when there is nothing to do.
+
+    `few`: how many small shards are worth writing together when they do not fill half a shard. What could not be
+    emptied joins `stuck`.
     """
     with ledger.exclusive(wait_s=wait_s):
-        seal_held(store, ledger, now_ns, policy)
-        written = 0
         before = _stored_bytes(ledger)
-        by_spec: dict[str, list[ShardRow]] = {}
-        for shard in ledger.shards():
-            if shard.state == "sealed":
-                by_spec.setdefault(shard.spec_hash, []).append(shard)
-        for spec_hash, shards in by_spec.items():
-            if chosen := _worth_rewriting(shards):
-                places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
-                written += rewrite(store, spec_hash, places, now_ns)
+        # first: a full disk has no room for anything else
         dropped = _drop_dead(store, ledger)
-        return Compacted(dropped, written, before - _stored_bytes(ledger))
+        written = 0
+        if chosen := _worth_rewriting(ledger.shards(), stuck, few):
+            spec_hash = chosen[0].spec_hash
+            places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
+            written = rewrite(store, spec_hash, places, now_ns)
+            dropped += _drop_dead(store, ledger)
+            left = {(shard.spec_hash, shard.number) for shard in ledger.shards(spec_hash)}
+            stuck |= left & {(shard.spec_hash, shard.number) for shard in chosen}
+        return Compacted(dropped, written, before - _stored_bytes(ledger)) if dropped or written else None
 
 
 def drop_dead(store: SegmentStore, ledger: Ledger, *, wait_s: float = 30) -> int:
     """Delete the shards in which no segment lies any more, and unused journal files. Returns how many shards."""
     with ledger.exclusive(wait_s=wait_s):
-        return _drop_dead(store, ledger)
+        dropped = _drop_dead(store, ledger)
+        store.journal.remove_unused(ledger.journals)
+        return dropped
 
 
 def rewrite(store: SegmentStore, spec_hash: str, places: Sequence[SegmentRow], now_ns: int) -> int:
@@ -72,19 +97,34 @@ def rewrite(store: SegmentStore, spec_hash: str, places: Sequence[SegmentRow], n
         moved, damaged = move(store, spec_hash, take_shard(rest), now_ns)
         written += bool(moved)
         for row, reason in damaged.items():
-            log.error("row %d of the ledger is damaged; `vla-fleet buffer verify`: %s", row, reason)
+            log.error(
+                "row %d of the ledger is damaged and stays where it is; `vla-fleet buffer verify --repair` sets it "
+                "aside: %s",
+                row,
+                reason,
+            )
     return written
 
 
-def _worth_rewriting(shards: Sequence[ShardRow]) -> list[ShardRow]:
-    """The shards with something left that are mostly forgotten, and small ones when they become fewer together."""
-    left = [shard for shard in shards if shard.live_segments]
-    sparse = [shard for shard in left if 2 * shard.live_bytes < shard.record_bytes]
-    small = [shard for shard in left if shard not in sparse and 2 * shard.live_bytes < SHARD_BYTES]
-    together = sparse + small
-    needed = max(-(-sum(shard.live_bytes for shard in together) // SHARD_BYTES), 1)
-    # a small shard is joined by others or left alone: rewriting it by itself would change nothing
-    return sorted(together, key=lambda shard: shard.number) if sparse or needed < len(small) else []
+def _worth_rewriting(shards: Sequence[ShardRow], stuck: Set[tuple[str, int]], few: int) -> list[ShardRow]:
+    """Shards of one spec, mostly forgotten or small, whose segments are to lie in one shard; the oldest ones."""
+    by_spec: dict[str, list[ShardRow]] = {}
+    for shard in shards:
+        known = shard.state == "sealed" and shard.live_segments and (shard.spec_hash, shard.number) not in stuck
+        # two of them fit into one
+        if known and 2 * shard.live_bytes < max(shard.record_bytes, SHARD_BYTES):
+            by_spec.setdefault(shard.spec_hash, []).append(shard)
+    for some in by_spec.values():
+        chosen, size = [], 0
+        for shard in some:
+            if size + shard.live_bytes <= SHARD_BYTES:
+                chosen.append(shard)
+                size += shard.live_bytes
+        # a small shard is joined by others or left alone: rewriting it by itself would change nothing
+        sparse = any(2 * shard.live_bytes < shard.record_bytes for shard in chosen)
+        if sparse or len(chosen) >= few or (len(chosen) > 1 and 2 * size >= SHARD_BYTES):
+            return chosen
+    return []
 
 
 def _drop_dead(store: SegmentStore, ledger: Ledger) -> int:
@@ -94,7 +134,6 @@ def _drop_dead(store: SegmentStore, ledger: Ledger) -> int:
             ledger.mark_dropping(shard.spec_hash, shard.number)
             store.remove_shard(shard.spec_hash, shard.number)
             dropped += 1
-    store.journal.remove_unused(ledger.journals)
     return dropped
 
 

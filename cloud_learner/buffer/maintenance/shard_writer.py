@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -18,8 +17,6 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow, Unsealed
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.clock import Clock, MonotonicClock
-from wire.errors import FleetError
 
 log = logging.getLogger(__name__)
 
@@ -151,57 +148,5 @@ def move(
 def _set_aside(store: SegmentStore, ledger: Ledger, segment: Unsealed, why: str) -> None:
     log.error("segment %s (row %d) is damaged and set aside: %s", segment.id, segment.row, why)
     at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
-    store.set_aside(f"{segment.id}.record", store.journal.raw(at))
+    store.quarantine.put(segment.id, store.journal.raw(at), why)
     ledger.mark_damaged([segment.row])
-
-
-class ShardWriter:
-    """A thread that seals every few seconds. What fails is logged and tried again after a pause."""
-
-    def __init__(
-        self,
-        store: SegmentStore,
-        ledger: Ledger,
-        policy: SealPolicy = DEFAULT_POLICY,
-        clock: Clock | None = None,
-        every_s: float = 5.0,
-        pause_s: float = 30.0,
-    ) -> None:
-        self._store = store
-        self._ledger = ledger
-        self._policy = policy
-        self._clock = clock or MonotonicClock()
-        self._every_s = every_s
-        self._pause_s = pause_s
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wait for the shard that is being written, and end."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        failed = False
-        while not self._stopping.wait(self._pause_s if failed else self._every_s):
-            try:
-                with self._ledger.exclusive(wait_s=0):
-                    if failed:
-                        self._store.clean()
-                    done = seal_held(self._store, self._ledger, self._clock.now_ns(), self._policy)
-                failed = False
-                if done.shards:
-                    log.info("%d segments with %d steps sealed in %d shards.", done.segments, done.rows, done.shards)
-            except FleetError as error:
-                failed = True
-                log.warning("sealing waits %.0f s: %s", self._pause_s, error)
-            except Exception:
-                failed = True
-                log.exception("sealing failed; the next try is in %.0f s.", self._pause_s)

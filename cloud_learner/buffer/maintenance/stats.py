@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cloud_learner.buffer.files import room_warning
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.store import SegmentStore
@@ -43,6 +44,8 @@ class Stats(msgspec.Struct, frozen=True):
     bytes_per_step: float
     versions: int
     newest_version: int
+    warning: str
+    """of a disk that is nearly full"""
 
 
 def collect(ledger: Ledger, store: SegmentStore) -> Stats:
@@ -72,6 +75,7 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
         bytes_per_step=(live_bytes + waiting.bytes) / steps_stored if steps_stored else 0.0,
         versions=len(ledger.versions()),
         newest_version=newest.version.number if newest else 0,
+        warning=room_warning(store.journal.directory.parent),
     )
 
 
@@ -92,6 +96,8 @@ def render(stats: Stats) -> str:
         f"{stats.bytes_per_step:,.0f} bytes a step.",
         f"{stats.versions:,} policy versions, the newest is {stats.newest_version}.",
     ]
+    if stats.warning:
+        lines.append(f"warning: {stats.warning}")
     return "\n".join(lines)
 
 

@@ -33,49 +33,57 @@ def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterato
 
     Where an object differs, every segment in the shard is read and compared, so that only those are named that are hit.
     With `repair` those are marked, so that readers leave them out; a copy of what is damaged goes to
-    `quarantine/`, and what is whole is written into another shard. Raises `StorageError` when somebody else is at work.
+    `quarantine/`, and what is whole is written into another shard. Others seal and prune meanwhile: only what is found
+    damaged is looked at again, and repaired, alone. Raises `StorageError` when somebody else is at work for long then.
     """
-    with ledger.exclusive(wait_s=30) if repair else contextlib.nullcontext():
-        listed = set(store.objects.list())
-        known = {MARK}
-        for shard in ledger.shards():
-            known.update(metadata(store.spec(shard.spec_hash)))
-            known.add(shard_key(shard.spec_hash, shard.number))
-            # in a shard that nothing lives in any more, nothing can be lost
-            if shard.state == "sealed" and shard.live_segments:
-                yield from _verify_shard(store, ledger, shard, repair)
-        yield from _verify_metadata(store, {shard.spec_hash for shard in ledger.shards()}, repair)
-        yield from _verify_journal(store, ledger, repair)
-        for key in sorted(listed - known):
-            yield VerifyFinding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
+    listed = set(store.objects.list())
+    known = {MARK}
+    for shard in ledger.shards():
+        known.update(metadata(store.spec(shard.spec_hash)))
+        known.add(shard_key(shard.spec_hash, shard.number))
+        # in a shard that nothing lives in any more, nothing can be lost
+        if shard.state == "sealed" and shard.live_segments:
+            yield from _verify_shard(store, ledger, shard, repair)
+    yield from _verify_metadata(store, ledger, {shard.spec_hash for shard in ledger.shards()}, repair)
+    yield from _verify_journal(store, ledger, repair)
+    for key in sorted(listed - known):
+        yield VerifyFinding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
 
 
-def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: bool) -> Iterator[VerifyFinding]:
+def _alone(ledger: Ledger, repair: bool) -> contextlib.AbstractContextManager[None]:
+    return ledger.exclusive(wait_s=30) if repair else contextlib.nullcontext()
+
+
+def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: bool) -> list[VerifyFinding]:
     key, data = shard_key(shard.spec_hash, shard.number), b""
     try:
         data = store.objects.get(key)
         if hashlib.sha256(data).hexdigest() == shard.sha256:
-            return
+            return []
         reason = (
             f"object {store.objects.place}/{key}: {len(data)} bytes that are not the {shard.bytes} that were written."
         )
     except CorruptDataError as error:
         reason = str(error)
-    places = ledger.places_in_shard(shard.spec_hash, shard.number)
-    if not places:
-        return  # everything was moved out of it, or forgotten, while it was being looked at
-    yield VerifyFinding(True, reason)
-    damaged: dict[int, str] = {}
-    for first in range(0, len(places), _READ_AT_ONCE):
-        damaged |= store.read_records([place.row for place in places[first : first + _READ_AT_ONCE]]).damaged
-    yield from _set_aside(store, ledger, damaged, {key: data}, repair)
-    whole = [place for place in places if place.row not in damaged]
-    if repair and whole:
-        written = rewrite(store, shard.spec_hash, whole, shard.created_ns)
-        yield VerifyFinding(False, f"{len(whole)} whole segments of it were written again, into {written} shards.")
+    with _alone(ledger, repair):
+        places = ledger.places_in_shard(shard.spec_hash, shard.number)
+        if not places:
+            return []  # everything was moved out of it, or forgotten, while it was being looked at
+        damaged: dict[int, str] = {}
+        for first in range(0, len(places), _READ_AT_ONCE):
+            damaged |= store.read_records([place.row for place in places[first : first + _READ_AT_ONCE]]).damaged
+        found = [VerifyFinding(True, reason), *_set_aside(store, ledger, damaged, {key: data}, reason, repair)]
+        whole = [place for place in places if place.row not in damaged]
+        if repair and whole:
+            written = rewrite(store, shard.spec_hash, whole, shard.created_ns)
+            text = f"{len(whole)} whole segments of it were written again, into {written} shards."
+            found.append(VerifyFinding(False, text))
+    return found
 
 
-def _verify_metadata(store: SegmentStore, spec_hashes: Set[str], repair: bool) -> Iterator[VerifyFinding]:
+def _verify_metadata(
+    store: SegmentStore, ledger: Ledger, spec_hashes: Set[str], repair: bool
+) -> Iterator[VerifyFinding]:
     """Whether an outside reader finds the arrays."""
     for spec_hash in sorted(spec_hashes):
         for key, expected in metadata(store.spec(spec_hash)).items():
@@ -87,7 +95,8 @@ def _verify_metadata(store: SegmentStore, spec_hashes: Set[str], repair: bool) -
                 error = str(gone)
             yield VerifyFinding(True, f"{error} {'It was written again.' if repair else '`--repair` writes it again.'}")
             if repair:
-                store.objects.put(key, expected)
+                with _alone(ledger, repair):
+                    store.objects.put(key, expected)
 
 
 def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
@@ -99,25 +108,32 @@ def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterat
         return
     for first in range(0, len(unsealed), _READ_AT_ONCE):
         some = {segment.row: segment for segment in unsealed[first : first + _READ_AT_ONCE]}
-        for row, reason in store.read_records(list(some)).damaged.items():
-            segment = some[row]
-            raw = store.journal.raw(Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256))
-            yield from _set_aside(store, ledger, {row: reason}, {f"{segment.id}.record": raw}, repair)
+        hit = list(store.read_records(list(some)).damaged)
+        if not hit:
+            continue
+        with _alone(ledger, repair):
+            found = []
+            for row, reason in store.read_records(hit).damaged.items():
+                segment = some[row]
+                raw = store.journal.raw(Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256))
+                found += _set_aside(store, ledger, {row: reason}, {segment.id: raw}, reason, repair)
+        yield from found
 
 
 def _set_aside(
-    store: SegmentStore, ledger: Ledger, damaged: dict[int, str], copies: dict[str, bytes], repair: bool
-) -> Iterator[VerifyFinding]:
+    store: SegmentStore, ledger: Ledger, damaged: dict[int, str], copies: dict[str, bytes], reason: str, repair: bool
+) -> list[VerifyFinding]:
     """Name damaged segments; with `repair`, mark them and keep a copy of the damaged bytes."""
     if repair:
-        for key, data in copies.items():
+        for label, data in copies.items():
             if data:
-                store.set_aside(key, data)
+                store.quarantine.put(label, data, reason)
         if damaged:
             ledger.mark_damaged(sorted(damaged))
     places = ledger.places(sorted(damaged))
-    for row, reason in sorted(damaged.items()):
-        name = places[row].id if row in places else "?"
-        yield VerifyFinding(
-            True, f"segment {name} (row {row}) is damaged{' and was set aside' if repair else ''}: {reason}", row
-        )
+    names = {row: places[row].id if row in places else "?" for row in damaged}
+    aside = " and was set aside" if repair else ""
+    return [
+        VerifyFinding(True, f"segment {names[row]} (row {row}) is damaged{aside}: {reason}", row)
+        for row, reason in sorted(damaged.items())
+    ]

@@ -18,7 +18,7 @@ import re
 import secrets
 import struct
 import threading
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
@@ -45,23 +45,33 @@ class Journal:
         self._end = 0
 
     def append(self, payload: bytes) -> Journaled:
-        """Write a record; it is on the device when this returns.
+        """As `append_all`, for one record."""
+        return self.append_all([payload])[0]
 
-        Raises `DiskFullError`, `NotWritableError` or `StorageError`; then the record is not there and the next one may
-        be tried.
+    def append_all(self, payloads: Sequence[bytes]) -> list[Journaled]:
+        """Write records, in this order, with one flush; all are on the device when this returns.
+
+        They lie in one file, for `remove_unused`. Raises `DiskFullError`, `NotWritableError` or `StorageError`; then
+        none of them is there and the next ones may be tried.
         """
-        digest = hashlib.sha256(payload)
-        record = _HEADER.pack(_MAGIC, len(payload), digest.digest()) + payload
+        digests = [hashlib.sha256(payload) for payload in payloads]
+        headers = (
+            _HEADER.pack(_MAGIC, len(payload), digest.digest())
+            for payload, digest in zip(payloads, digests, strict=True)
+        )
+        records = b"".join(part for pair in zip(headers, payloads, strict=True) for part in pair)
+        found = []
         with self._lock:
             try:
                 if self._descriptor < 0 or self._end >= self._rotate_bytes:
                     self._begin()
-                self._write(record)
-                at = Journaled(self._number, self._end, len(payload), digest.hexdigest())
-                self._end += len(record)
+                self._write(records)
             except OSError as error:
                 raise storage_error(error, "journal", self._path(self._number)) from error
-        return at
+            for payload, digest in zip(payloads, digests, strict=True):
+                found.append(Journaled(self._number, self._end, len(payload), digest.hexdigest()))
+                self._end += _HEADER.size + len(payload)
+        return found
 
     def read(self, at: Journaled) -> bytes:
         """The payload of a record. Raises `CorruptDataError` when it is gone, torn or changed."""
@@ -89,23 +99,24 @@ class Journal:
         """Remove the complete files that nobody refers to. Returns how many.
 
         `referred` is asked after the complete files were listed: whatever is committed later lies in a newer file, or
-        in one that its writer still holds. A writer must commit a record before it appends the next one.
+        in one that its writer still holds. A writer must commit what it appended before it appends more, and may do so
+        while the ledger is asked.
         """
         with self._lock:
             candidates = [number for number in self.numbers() if number != self._open_number]
             held = [(number, file) for number in candidates if (file := self._hold(number)) is not None]
-            removed = 0
-            try:
-                needed = referred()
-                for number, _ in held:
-                    if number not in needed:
-                        self._path(number).unlink(missing_ok=True)
-                        removed += 1
-            except OSError as error:
-                raise storage_error(error, "journal", self.directory) from error
-            finally:
-                for _, descriptor in held:
-                    os.close(descriptor)
+        removed = 0
+        try:
+            needed = referred()
+            for number, _ in held:
+                if number not in needed:
+                    self._path(number).unlink(missing_ok=True)
+                    removed += 1
+        except OSError as error:
+            raise storage_error(error, "journal", self.directory) from error
+        finally:
+            for _, descriptor in held:
+                os.close(descriptor)
         return removed
 
     def is_here(self, owner: str = "") -> bool:
@@ -190,11 +201,11 @@ class Journal:
             os.close(descriptor)
         self._descriptor, self._number, self._end = descriptor, number, 0
 
-    def _write(self, record: bytes) -> None:
-        rest = memoryview(record)
+    def _write(self, records: bytes) -> None:
+        rest = memoryview(records)
         try:
             while rest:
-                rest = rest[os.pwrite(self._descriptor, rest, self._end + len(record) - len(rest)) :]
+                rest = rest[os.pwrite(self._descriptor, rest, self._end + len(records) - len(rest)) :]
             os.fdatasync(self._descriptor)
         except OSError:
             # After a failed flush nobody knows what is on the device: what was written is cut off and the file left.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +17,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.files import write_durably
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
+from cloud_learner.buffer.store.quarantine import Quarantine
 from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
 from wire import codec
 from wire.errors import CorruptDataError, InvalidDataError, MessageTooLargeError, ProtocolError, StorageError
@@ -63,6 +62,7 @@ class SegmentStore:
 
     def __init__(self, journal_dir: Path, objects: ObjectStore, ledger: Ledger) -> None:
         self.journal = Journal(journal_dir)
+        self.quarantine = Quarantine(journal_dir.parent / "quarantine")
         self.objects = objects
         self.ledger = ledger
         self._specs: dict[str, RobotSpec] = {}
@@ -94,43 +94,60 @@ class SegmentStore:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
-        """Take a segment: on the device and committed when this returns. Its ledger row, or None if it was there.
+        """As `append_all`, for one segment."""
+        return self.append_all([(segment, received_ns)], committed_ns)[0]
 
-        Raises `InvalidDataError` when the ledger refuses it or it is too large, and `DiskFullError`,
-        `NotWritableError` or `StorageError`; then it is not stored, or, if only the answer of a commit was lost, it is
-        found to be there the next time.
+    def append_all(self, segments: Sequence[tuple[Segment, int]], committed_ns: int) -> list[int | None]:
+        """Take segments, each with when it was received: all on the device and committed when this returns, or none.
+
+        Their ledger rows, None for one that was there. Raises `InvalidDataError` when the ledger refuses one of them or
+        one is too large, and `DiskFullError`, `NotWritableError` or `StorageError`; then none is stored, or, if only
+        the answer of a commit was lost, they are found to be there the next time.
         """
+        payloads = [self._encode(segment) for segment, _ in segments]
+        # one batch after the other: `Journal.remove_unused` relies on it
+        with self._appending:
+            places = self.journal.append_all(payloads)
+            return self.ledger.commit_segments(
+                [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns
+            )
+
+    def _encode(self, segment: Segment) -> bytes:
         try:
-            payload = codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
+            return codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
         except MessageTooLargeError as error:
             raise InvalidDataError(f"segment {segment.id[:200]!r}: {error} Close segments more often.") from error
-        # one after the other: `Journal.remove_unused` relies on it
-        with self._appending:
-            at = self.journal.append(payload)
-            return self.ledger.commit_segment(segment, at, received_ns, committed_ns)
 
     def write_shard(self, spec_hash: str, records: dict[int, bytes], created_ns: int) -> int:
         """Move these records, by ledger row and in this order, into a new shard; how many were moved.
 
-        They are at most `SHARD_BYTES` together. For the holder of `ledger.exclusive`. After an error the shard is in
-        state 'writing' or, if only the answer was lost, 'sealed'; `clean` tells.
+        They are at most `SHARD_BYTES` together. For the holder of `ledger.exclusive`. After an error every record
+        lies in one place or the other, and what was begun is removed now or by the next `clean`.
         """
         number = self.ledger.reserve_shard(spec_hash, created_ns)
-        for key, data in metadata(self.spec(spec_hash)).items():
-            self.objects.put(key, data)
-        data = encode_shard(list(records.values()))
-        self.objects.put(shard_key(spec_hash, number), data)
-        ends = np.cumsum([len(record) for record in records.values()]).tolist()
-        offsets = dict(zip(records, [0, *ends[:-1]], strict=True))
-        return self.ledger.commit_shard(
-            spec_hash, number, offsets, ends[-1], len(data), hashlib.sha256(data).hexdigest()
-        )
+        try:
+            for key, data in metadata(self.spec(spec_hash)).items():
+                self.objects.put(key, data)
+            data = encode_shard(list(records.values()))
+            self.objects.put(shard_key(spec_hash, number), data)
+            ends = np.cumsum([len(record) for record in records.values()]).tolist()
+            offsets = dict(zip(records, [0, *ends[:-1]], strict=True))
+            return self.ledger.commit_shard(
+                spec_hash, number, offsets, ends[-1], len(data), hashlib.sha256(data).hexdigest()
+            )
+        except StorageError:
+            # at once, if that can be: a full disk needs the room
+            with contextlib.suppress(StorageError):
+                self.clean()
+            raise
 
     def clean(self) -> None:
-        """Remove shards that were never committed or are being dropped, half-written files and unused journal files.
+        """Remove shards that were never committed or are being dropped, half-written files, unused journal files, and
+        what is left of pruned episodes.
 
         For the holder of `ledger.exclusive`.
         """
+        self.ledger.finish_pruning()
         self.objects.clean()
         for shard in self.ledger.shards():
             if shard.state != "sealed":
@@ -141,11 +158,6 @@ class SegmentStore:
         """Delete the objects of a shard that no segment lies in, then its ledger row."""
         self.objects.delete(shard_key(spec_hash, number))
         self.ledger.forget_shard(spec_hash, number)
-
-    def set_aside(self, name: str, data: bytes) -> None:
-        """Keep a copy of damaged bytes in `quarantine/`, next to the journal's directory."""
-        safe = re.sub(r"[^A-Za-z0-9_.=-]", "-", name)[-200:]
-        write_durably(self.journal.directory.parent / "quarantine" / safe, data, "quarantine")
 
     def journal_is_here(self) -> bool:
         """Whether what is not sealed yet can be read on this machine."""

@@ -1,5 +1,6 @@
 """A buffer that tests write to, and know what is in it."""
 
+import sqlalchemy as sa
 import zarr.storage
 
 from cloud_learner.buffer.store.objects import LocalObjects
@@ -14,6 +15,27 @@ def as_zarr(objects):
     if isinstance(objects, LocalObjects):
         return zarr.storage.LocalStore(objects.root, read_only=True)
     return zarr.storage.ObjectStore(objects._store, read_only=True)
+
+
+def count_changes(ledger):
+    """A list to which every transaction from now on adds how many rows of segments and of episodes it changed."""
+    engine, found, now = ledger._engine, [], []
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection):
+        now.clear()
+
+    @sa.event.listens_for(engine, "after_cursor_execute")
+    def execute(connection, cursor, statement, parameters, context, executemany):
+        verb, *rest = statement.split()
+        if verb in ("INSERT", "UPDATE", "DELETE") and {"segments", "episodes"} & set(rest[:2]):
+            now.append(cursor.rowcount)
+
+    @sa.event.listens_for(engine, "commit")
+    def commit(connection):
+        found.append(sum(now))
+
+    return found
 
 
 class Buffer:

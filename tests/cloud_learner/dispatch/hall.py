@@ -33,7 +33,7 @@ class Hall:
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        ingest = Ingest(root, self.ledger, store, self.clock)
+        ingest = Ingest(self.ledger, store, self.clock)
         ingest.open()
         self.view = FleetView(self.clock)
         self.desk = OperatorSessions(self.view, clock=self.clock)

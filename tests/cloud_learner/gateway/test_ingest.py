@@ -28,7 +28,7 @@ class Gateway:
 
     def start(self):
         self.ledger, self.store = BufferLocation(self.root).open_writer()
-        self.ingest = Ingest(self.root, self.ledger, self.store, self.clock)
+        self.ingest = Ingest(self.ledger, self.store, self.clock)
         self.ingest.open()
 
     def accept(self, segment, peer="r1"):
@@ -39,7 +39,9 @@ class Gateway:
         return self.store.read([row]).segments[row]
 
     def quarantined(self):
-        return sorted(path.name for path in (self.root / "quarantine").glob("*"))
+        """What lies there, as (robot, reason, bytes as they came)."""
+        found = map(self.store.quarantine.read, [entry.id for entry in self.store.quarantine.entries()])
+        return [(entry.robot, entry.reason, data) for entry, data in found]
 
 
 @pytest.fixture
@@ -79,12 +81,12 @@ def test_invalid_data_is_kept_aside_with_its_reason(gateway, caplog):
     assert result.outcome == "quarantined"
     assert "state is not finite at tick 7" in result.reason
     assert "e/0" in caplog.text
-    message, note = gateway.quarantined()
-    assert (gateway.root / "quarantine" / note).read_text().splitlines()[1] == result.reason
-    assert same_segment(codec.decode((gateway.root / "quarantine" / message).read_bytes()), bad)
+    ((robot, reason, data),) = gateway.quarantined()
+    assert (robot, reason) == ("r1", result.reason)
+    assert same_segment(codec.decode(data), bad)
     # the same again does not fill the disk
     gateway.accept(bad)
-    assert len(gateway.quarantined()) == 2
+    assert len(gateway.quarantined()) == 1
     assert gateway.ledger.totals().segments == 0
     assert _journal_bytes(gateway.root) == 0
 
@@ -94,7 +96,7 @@ def test_hostile_names_stay_in_quarantine(gateway, name):
     (segment,) = fake_episode(SPEC, "e", steps=4)
     bad = replace(segment, id=f"{name}/0", episode=replace(segment.episode, id=name))
     assert gateway.accept(bad).outcome == "quarantined"
-    assert len(gateway.quarantined()) == 2
+    assert len(gateway.quarantined()) == 1
     outside = [
         path
         for path in _files(gateway.root)
@@ -192,7 +194,7 @@ def test_a_ledger_that_fails_after_the_bytes_were_written(gateway, monkeypatch):
         def fail(*_args, **_options):
             raise StorageError("the ledger is locked.")
 
-        patch.setattr(gateway.ledger, "commit_segment", fail)
+        patch.setattr(gateway.ledger, "commit_segments", fail)
         assert gateway.accept(segment).outcome == "retry"
     assert gateway.accept(segment).outcome == "stored"
     assert gateway.ledger.totals().segments == 1
@@ -219,7 +221,7 @@ def test_a_bad_column_is_named_and_the_stream_goes_on(gateway, change, named):
     result = gateway.accept(bad)
     assert result.outcome == "quarantined"
     assert named in result.reason
-    assert "'e/1'" in (gateway.root / "quarantine" / gateway.quarantined()[1]).read_text()
+    assert codec.decode(gateway.quarantined()[0][2]).id == "e/1"
     assert gateway.accept(second).outcome == "stored"
 
 
@@ -291,3 +293,79 @@ def test_what_comes_after_an_episode_was_forgotten_is_kept_aside(gateway):
     gateway.start()
     result = gateway.accept(second)
     assert (result.outcome, "its episode was pruned" in result.reason) == ("quarantined", True)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def _accept_all(gateway, segments):
+    return [result.outcome for result in gateway.ingest.accept_all([("r1", one) for one in segments], 1)]
+
+
+def test_what_came_together_is_flushed_and_committed_together(gateway, monkeypatch):
+    segments = [one for name in "ab" for one in fake_episode(SPEC, name, steps=60, segment_steps=12)]
+    calls = []
+    for owner, name in ((os, "fdatasync"), (gateway.ledger, "commit_segments")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, real=real, name=name: calls.append(name) or real(*args))
+    results = gateway.ingest.accept_all([("r1", one) for one in segments], 1)
+    assert [result.outcome for result in results] == ["stored"] * 10
+    assert [result.row for result in results] == list(range(1, 11))
+    assert calls == ["fdatasync", "commit_segments"]
+    for segment in segments:
+        assert same_segment(gateway.read(segment.id), segment)
+    # what the history of an episode knows is what a gateway that starts now reads back
+    gateway.start()
+    assert _accept_all(gateway, segments) == ["duplicate"] * 10
+
+
+def test_a_bad_one_among_many_is_put_aside_alone(gateway):
+    mine = fake_episode(SPEC, "e", steps=60, segment_steps=12)
+    other = fake_episode(SPEC, "f", steps=60, segment_steps=12)
+    gateway.accept(mine[0])
+    by_its_look = replace(mine[1], state=mine[1].state * np.float32("nan"))
+    only_the_ledger_knows = replace(other[2], episode=replace(other[2].episode, task="another"))
+    sent = [by_its_look, other[0], mine[1], other[1], only_the_ledger_knows, mine[2], other[2]]
+    assert _accept_all(gateway, sent) == ["quarantined"] + ["stored"] * 3 + ["quarantined"] + ["stored"] * 2
+    assert sorted(reason[:20] for _, reason, _ in gateway.quarantined()) == [
+        "segment f/2: its epi",
+        "state is not finite ",
+    ]
+    for segment in (*mine[:3], *other[:3]):
+        assert same_segment(gateway.read(segment.id), segment)
+    assert _accept_all(gateway, [*mine[3:], *other[3:]]) == ["stored"] * 4
+
+
+def test_one_that_comes_twice_in_one_go_is_stored_once(gateway):
+    segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
+    assert _accept_all(gateway, [*segments[:2], *segments]) == ["stored"] * 2 + ["duplicate"] * 2 + ["stored"]
+    assert gateway.ledger.totals().segments == 3 and gateway.quarantined() == []
+
+
+def test_a_full_disk_takes_none_of_many(gateway, monkeypatch):
+    segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
+    with monkeypatch.context() as patch:
+
+        def full(*_args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "fdatasync", full)
+        assert _accept_all(gateway, segments) == ["retry"] * 3
+    assert _journal_bytes(gateway.root) == 0 and gateway.ledger.totals().segments == 0
+    assert _accept_all(gateway, segments) == ["stored"] * 3
+
+
+def test_a_surprise_hits_only_the_one_it_is_about(gateway, monkeypatch, caplog):
+    segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
+    append = gateway.store.append_all
+
+    def surprise(some, committed_ns):
+        if any(segment.index == 1 for segment, _ in some):
+            raise KeyError("nobody thought of it")
+        return append(some, committed_ns)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.store, "append_all", surprise)
+        assert _accept_all(gateway, segments) == ["stored", "retry", "stored"]
+    assert "Traceback" in caplog.text
+    assert _accept_all(gateway, segments) == ["duplicate", "stored", "duplicate"]

@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.gateway import server
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.weight_store import WeightStore
@@ -43,7 +45,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.memory_channel import MemoryClient, MemoryServer
-from wire.types import CameraSpec, PolicyVersion
+from wire.types import CameraSpec, Episode, PolicyVersion
 
 
 class Hall:
@@ -53,7 +55,7 @@ class Hall:
         self.clock = ManualClock(10**9)
         self.server = MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        self.ingest = Ingest(root, self.ledger, store, self.clock)
+        self.ingest = Ingest(self.ledger, store, self.clock)
         self.ingest.open()
         self.view = FleetView(self.clock)
         self.gateway = Gateway(
@@ -180,13 +182,64 @@ def test_an_invalid_segment_is_put_aside_and_the_next_one_is_stored(hall: Hall) 
     assert answer[1].segments == (good.id,)
 
 
+def test_segments_that_lie_in_the_socket_are_committed_together_then_acknowledged(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robots = [hall.robot(f"robot-{n}") for n in range(3)]
+    commit, committed = hall.ledger.commit_segments, []
+
+    def watch(segments: list, committed_ns: int) -> list[int | None]:
+        assert not any(isinstance(m, Ack) for robot in robots for m in hall.received(robot))
+        committed.append(len(segments))
+        return commit(segments, committed_ns)
+
+    monkeypatch.setattr(hall.ledger, "commit_segments", watch)
+    for n, robot in enumerate(robots):
+        robot.send(of_robot(n))
+        robot.send(Heartbeat(1))
+    hall.gateway.poll()
+    assert committed == [3]
+    assert [[m.segments for m in hall.received(robot) if isinstance(m, Ack)] for robot in robots] == [
+        [(f"episode-{n}/0",)] for n in range(3)
+    ]
+    # what a hello makes of it depends on what was stored
+    robots[0].send(msgspec.structs.replace(of_robot(0), id="more/0", episode=episode_of(0, "more")))
+    robots[0].send(Hello("robot-0", "edge", clock_name(), 1, 8, samples.spec()))
+    hall.gateway.poll()
+    assert kinds(hall.received(robots[0]))[0] == Ack
+
+
+def test_not_more_is_taken_at_once_than_a_bound(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    robots = [hall.robot(f"robot-{n}") for n in range(5)]
+    taken = []
+    accept = hall.ingest.accept_all
+    monkeypatch.setattr(hall.ingest, "accept_all", lambda some, now_ns: taken.append(len(some)) or accept(some, now_ns))
+    for count, size, expected in ((2, 10**9, [2, 2, 1]), (100, segment_bytes(of_robot(0)) + 1, [2, 2, 1])):
+        monkeypatch.setattr(server, "_SEGMENTS_AT_ONCE", count)
+        monkeypatch.setattr(server, "_BYTES_AT_ONCE", size)
+        taken.clear()
+        for n, robot in enumerate(robots):
+            robot.send(of_robot(n))
+        hall.gateway.poll()
+        assert taken == expected
+
+
+def episode_of(number: int, name: str) -> Episode:
+    return msgspec.structs.replace(samples.episode(), id=name, robot=f"robot-{number}")
+
+
+def of_robot(number: int) -> Segment:
+    name = f"episode-{number}"
+    return msgspec.structs.replace(valid_segment(), id=f"{name}/0", episode=episode_of(number, name))
+
+
 def test_a_full_disk_is_said_and_the_robot_keeps_its_data(hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
     robot = hall.robot()
 
     def full(*arguments: object) -> None:
         raise DiskFullError("no space left")
 
-    monkeypatch.setattr(hall.ingest._store, "append", full)
+    monkeypatch.setattr(hall.ingest._store, "append_all", full)
     answer = hall.ask(robot, valid_segment())
     assert kinds(answer) == [Nack]
     assert "no space left" in answer[0].reason

@@ -96,7 +96,7 @@ class Scene:
 
     def _open(self) -> None:
         self.ledger, store = BufferLocation(self.root).open_writer()
-        ingest = Ingest(self.root, self.ledger, store, self.clock)
+        ingest = Ingest(self.ledger, store, self.clock)
         ingest.open()
         self.view = FleetView(self.clock)
         weights = WeightStore.open(self.root / "weights", self.ledger)

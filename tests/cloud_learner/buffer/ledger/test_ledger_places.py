@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from cloud_learner.buffer.ledger import ledger as ledger_module
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger.commit import commit_segment
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals, Waiting
+from tests.cloud_learner.buffer.stored import count_changes
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError, StorageError
 from wire.types import PolicyVersion
@@ -230,11 +232,11 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
     ledger.label_episode("e1", "quality", 0.5, "anna")
     before, episode = ledger.robot_totals(), ledger.episode("e1")
     assert ledger.generation() == 0
-    assert ledger.prune([], 70) == ledger.prune(["nothing"], 70) == (0, 0)
+    assert ledger.prune([], 70) == ledger.prune(["nothing"], 70) == (0, 0, 0)
     assert ledger.generation() == 0
-    assert ledger.prune(["e1", "nothing"], 70) == (3, 303)
+    assert ledger.prune(["e1", "nothing"], 70) == (1, 3, 303)
     assert ledger.generation() == 1
-    assert ledger.prune(["e1"], 71) == (0, 0)
+    assert ledger.prune(["e1"], 71) == (0, 0, 0)
     assert ledger.generation() == 1
 
     assert ledger.segments_of("e1") == ()
@@ -271,16 +273,38 @@ def test_a_segment_of_a_pruned_episode_is_refused(ledger):
     assert ledger.in_journal().segments == 0
 
 
-def test_pruning_many_takes_several_transactions(ledger, monkeypatch):
-    calls = []
-    real = ledger_shards.prune
-    monkeypatch.setattr(ledger_shards, "prune", lambda c, ids, now: calls.append(len(ids)) or real(c, ids, now))
+def test_pruning_many_takes_many_short_transactions(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "SEGMENTS_AT_ONCE", 4)
+    monkeypatch.setattr(ledger_module, "EPISODES_AT_ONCE", 2)
+    _commit(ledger, *fake_episode(SPEC, "long", steps=240, segment_steps=20))
     for number in range(3):
         _commit(ledger, *fake_episode(SPEC, f"e{number}"))
-    wanted = [f"e{number}" for number in range(1201)]
-    assert ledger.prune(wanted, 0) == (9, 909)
-    assert calls == [500, 500, 201]
-    assert ledger.episode("e0").pruned_ns != 0
+    changed = count_changes(ledger)
+    assert ledger.prune(["long", "e0", "e1", "nothing", "e2"], 0) == (4, 21, 2175)
+    assert max(changed) == 4 and sum(changed) == 21 + 4
+    assert ledger.episode("e0").pruned_ns != 0 and ledger.segments_after(0) == ()
+    assert ledger.index(0, SPEC.hash).row.tolist() == [] and ledger.totals() == Totals()
+
+
+def test_pruning_that_was_killed_is_finished_by_the_next_one(ledger, monkeypatch):
+    for name in ("e1", "e2"):
+        _commit(ledger, *fake_episode(SPEC, name))
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "finish_pruning", lambda: None)
+        ledger.prune(["e1"], 5)
+    # what was noted is counted no more, and nothing is added to it, but its segments are there
+    assert ledger.totals().segments == 3 and len(ledger.segments_of("e1")) == 3
+    generation = ledger.generation()
+    assert ledger.prune(["e2"], 5) == (1, 3, 303)
+    assert ledger.segments_after(0) == () and ledger.generation() > generation
+
+
+def test_an_episode_that_grew_since_it_was_chosen_is_not_pruned(ledger):
+    rows = _commit(ledger, *fake_episode(SPEC, "e1", finished=False)[:2])
+    _commit(ledger, *fake_episode(SPEC, "e2"))
+    _commit(ledger, fake_episode(SPEC, "e1")[2])
+    assert ledger.prune(["e1", "e2"], 5, rows[-1] + 3) == (1, 3, 303)
+    assert ledger.episode("e1").pruned_ns == 0
 
 
 def test_damaged_segments_are_left_out_and_counted(ledger):
@@ -314,6 +338,68 @@ def test_the_tallies_hold_whatever_happens(ledger):
             ledger.prune([names.pop(int(rng.integers(len(names)))) for _ in range(3)], 5)
         assert _tallies_are_right(ledger)
     assert ledger.totals().missing_steps == _missing(ledger) > 0
+
+
+def _live(ledger):
+    """What lies in each shard, counted afresh: whole bytes, steps and segments, and damaged segments."""
+    found = {}
+    for row in ledger.segments_after(0):
+        place = ledger.places([row.row])[row.row]
+        if place.shard is not None:
+            counts = found.setdefault((row.spec_hash, place.shard), [0, 0, 0, 0])
+            for n, more in enumerate((0, 0, 0, 1) if row.damaged else (row.bytes, row.steps, 1, 0)):
+                counts[n] += more
+    return found
+
+
+def test_the_counts_of_shards_hold_whatever_happens(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "SEGMENTS_AT_ONCE", 3)
+    rng = np.random.default_rng(8)
+    rows = {}
+    for number in range(8):
+        spec, robot = ((SPEC, "r1"), (OTHER, "r2"))[number % 2]
+        rows[number] = _commit(ledger, *fake_episode(spec, f"e{number}", robot=robot, steps=150, segment_steps=20))
+        _seal(ledger, rows[number], spec)
+        if number % 3 == 2:
+            # some of an earlier shard are written again together with what came now
+            spec = (SPEC, OTHER)[(number - 2) % 2]
+            both = [*rng.permutation(rows[number - 2])[:5].tolist(), *rows[number - 2][-1:]]
+            ledger.commit_shard(spec.hash, ledger.reserve_shard(spec.hash, 1), *_offsets(ledger, both), 1, "b" * 64)
+            ledger.mark_damaged(rng.permutation(rows[number - 1])[:4].tolist())
+        if number == 6:
+            ledger.prune(["e1", "e2", "e5"], 9)
+        kept = {
+            (shard.spec_hash, shard.number): [
+                shard.live_bytes,
+                shard.live_steps,
+                shard.live_segments,
+                shard.damaged_segments,
+            ]
+            for shard in ledger.shards()
+        }
+        assert {key: counts for key, counts in kept.items() if any(counts)} == _live(ledger)
+
+
+def test_a_shard_is_committed_in_short_transactions_and_may_be_interrupted(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "SEGMENTS_AT_ONCE", 4)
+    rows = _commit(ledger, *fake_episode(SPEC, "long", steps=200, segment_steps=20))
+    number, changed = ledger.reserve_shard(SPEC.hash, 1), count_changes(ledger)
+    move, calls = ledger_shards.move_segments, []
+
+    def fail_third(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise StorageError("the power went")
+        return move(*args)
+
+    monkeypatch.setattr(ledger_shards, "move_segments", fail_third)
+    with pytest.raises(StorageError):
+        ledger.commit_shard(SPEC.hash, number, *_offsets(ledger, rows), 1, "a" * 64)
+    # what was moved stays moved, the rest lies where it lay
+    assert [place.shard for place in ledger.places(rows).values()] == [number] * 8 + [None] * 2
+    (shard,) = ledger.shards()
+    assert (shard.state, shard.live_segments, max(changed)) == ("sealed", 8, 4)
+    assert len(ledger.unsealed()) == 2
 
 
 # --- exclusive ------------------------------------------------------------------------------------------------------

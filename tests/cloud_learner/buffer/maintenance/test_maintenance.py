@@ -1,4 +1,5 @@
 import hashlib
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,10 @@ def _key(buffer, spec):
 
 def _whole(buffer):
     return list(upkeep.verify(buffer.store, buffer.ledger))
+
+
+def _aside(buffer):
+    return [buffer.store.quarantine.read(entry.id) for entry in buffer.store.quarantine.entries()]
 
 
 # --- verify -----------------------------------------------------------------------------------------------------------
@@ -81,8 +86,8 @@ def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer)
     assert all(same_segment(segment, buffer.segments[row]) for row, segment in found.segments.items())
     index = buffer.ledger.index(0, SPEC.data_hash)
     assert set(index.row.tolist()) == set(rows) - hit
-    (copy,) = (buffer.place.data / "quarantine").iterdir()
-    assert copy.read_bytes() != good and len(copy.read_bytes()) == len(good)
+    ((_, copy),) = _aside(buffer)
+    assert copy != good and len(copy) == len(good)
     # what is whole lies elsewhere now; the old shard may go and then all is well
     upkeep.drop_dead(buffer.store, buffer.ledger)
     assert [finding for finding in _whole(buffer) if finding.damage] == []
@@ -123,8 +128,8 @@ def test_a_damaged_record_of_the_journal_is_set_aside(local):
     assert set(local.store.read(rows).damaged) == {rows[1]}
     assert [(finding.damage, finding.row) for finding in _whole(local)] == [(True, rows[1])]
     list(upkeep.verify(local.store, local.ledger, repair=True))
-    (copy,) = (local.place.data / "quarantine").iterdir()
-    assert copy.name == "e0-1.record" and bytes(data[place.offset : place.offset + 44]) == copy.read_bytes()[:44]
+    ((entry, copy),) = _aside(local)
+    assert entry.id.startswith("e0-1-") and bytes(data[place.offset : place.offset + 44]) == copy[:44]
     assert _whole(local) == []
     # sealing goes on without it
     assert _force(local).segments == 3
@@ -138,7 +143,7 @@ def test_the_sealer_sets_a_damaged_record_aside_by_itself(local, caplog):
     path.write_bytes(path.read_bytes()[: place.offset + 50])
     assert _force(local).segments == 3
     assert "e0/3" in caplog.text
-    assert [copy.name for copy in (local.place.data / "quarantine").iterdir()] == ["e0-3.record"]
+    assert [entry.id[:5] for entry, _ in _aside(local)] == ["e0-3-"]
     local.check(rows[:3])
     assert set(local.store.read(rows).damaged) == {rows[3]}
 
@@ -309,10 +314,11 @@ def test_damage_is_not_copied_when_shards_are_rewritten(local, caplog):
 
 
 def test_upkeep_waits_for_nobody_for_ever(local):
+    local.add_episode("e0", steps=160, actor=_policy_only(160))
     other, store = local.place.open_writer()
     with local.ledger.exclusive(wait_s=0):
         for call in (
-            lambda: upkeep.prune(other, Retention(max_bytes=0), 1, wait_s=0.05),
+            lambda: upkeep.prune(other, Retention(max_bytes=0), time.time_ns(), wait_s=0.05),
             lambda: upkeep.compact(store, other, 1, wait_s=0.05),
             lambda: upkeep.drop_dead(store, other, wait_s=0.05),
         ):

@@ -5,7 +5,8 @@ import pytest
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import shard_writer
-from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, ShardWriter, seal
+from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
+from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
 from cloud_learner.buffer.store.shard import shard_key
 from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
 from tests.cloud_learner.buffer.synthetic import fake_episode
@@ -118,8 +119,13 @@ def test_somebody_else_at_work_is_named_and_waited_for(local):
 
 def test_the_sealing_thread_seals_and_survives_what_fails(local, monkeypatch, caplog):
     clock = ManualClock(1000)
-    sealer = ShardWriter(
-        local.store, local.ledger, SealPolicy(min_rows=100, max_age_s=600), clock, every_s=0.01, pause_s=0.01
+    sealer = MaintenanceThread(
+        local.store,
+        local.ledger,
+        policy=SealPolicy(min_rows=100, max_age_s=600),
+        clock=clock,
+        every_s=0.01,
+        pause_s=0.01,
     )
     rows = local.add_episode("e0", steps=160)
     put, failed = local.store.objects.put, threading.Event()

@@ -46,6 +46,21 @@ def test_files_are_full_at_some_size_and_every_opening_begins_one(tmp_path):
     assert journal.append(b"z").journal == 5
 
 
+def test_many_records_are_flushed_once_and_lie_in_one_file(tmp_path, monkeypatch):
+    journal, flushed, flush = Journal(tmp_path, rotate_bytes=100), [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: flushed.append(1) or flush(descriptor))
+    payloads = [b"x" * 60, b"", b"y" * 70]
+    at = journal.append_all(payloads)
+    assert len(flushed) == 1 and [record.journal for record in at] == [1, 1, 1]
+    assert [journal.read(record) for record in at] == payloads
+    assert journal.append(b"z").journal == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(DiskFullError):
+            journal.append_all(payloads)
+    assert (tmp_path / "00000002.journal").stat().st_size == 45
+
+
 def test_a_torn_tail_is_never_appended_to_and_never_read(tmp_path):
     journal = Journal(tmp_path)
     whole, torn = journal.append(b"whole"), journal.append(b"torn" * 10)

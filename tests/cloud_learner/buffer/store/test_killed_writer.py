@@ -72,7 +72,7 @@ def _write(root, out, seed):
     chance = random.Random(seed)
     ledger, store = BufferLocation(root).open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
-    ingest = Ingest(root, ledger, store)
+    ingest = Ingest(ledger, store)
     ingest.open()
     # what was committed last comes again, as after an acknowledgement that was lost
     newest = ledger.episodes(limit=1)
@@ -80,10 +80,13 @@ def _write(root, out, seed):
     # nothing seems older than it is: the clock of the machine goes on
     now_ns = time.monotonic_ns()
     while True:
-        for segment in _episode(number):
-            result = ingest.accept("r1", segment, now_ns)
-            os.write(out, f"{result.outcome} {segment.id}\n".encode())
-        number += 1
+        # one by one, or all of some episodes in one go
+        several = [one for more in range(chance.randrange(3)) for one in _episode(number + more)]
+        for together in [several] if several else [[one] for one in _episode(number)]:
+            results = ingest.accept_all([("r1", segment) for segment in together], now_ns)
+            for segment, result in zip(together, results, strict=True):
+                os.write(out, f"{result.outcome} {segment.id}\n".encode())
+        number += max(1, len(several) * SEGMENT_STEPS // STEPS)
         kind = chance.random()
         if kind < 0.4:
             seal(store, ledger, time.monotonic_ns(), force=True)

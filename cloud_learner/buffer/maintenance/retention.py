@@ -1,0 +1,132 @@
+"""Which episodes are forgotten: a recipe's setting, and a pure function of what is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from wire.errors import ConfigError, suggest
+from wire.types import EpisodeOutcome, EpisodeSource
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.ledger.rows import KeptEpisode
+
+_STILL_RUNS_NS = 3600 * 10**9
+"""An unfinished episode that got a segment within this time is never forgotten."""
+
+
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much is kept of some episodes. Raises `ConfigError` for what is below 0."""
+
+    max_bytes: float | None = None
+    """of their segments as they came; the oldest episodes go until the rest is no more"""
+    max_age_s: float | None = None
+    """since an episode's newest segment was committed"""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_age_s", "min_episodes_per_task", "quarantine_bytes"):
+            if (getattr(self, name, None) or 0) < 0:
+                raise ConfigError(f"retention: {name} {getattr(self, name):g} is negative.")
+
+
+class Retention(Bound, frozen=True, forbid_unknown_fields=True):
+    """Which episodes are forgotten; its own bounds are those of all episodes. By default all of them stay.
+
+    Raises `ConfigError` for a source or an outcome that does not exist.
+    """
+
+    by_task: dict[str, Bound] = {}
+    by_source: dict[str, Bound] = {}
+    """online, demonstration or evaluation"""
+    min_episodes_per_task: int = 0
+    """so many of each task stay, whatever the bounds"""
+    drop_outcomes: tuple[str, ...] = ()
+    """episodes that ended so go at once"""
+    keep_outcomes: tuple[str, ...] = ()
+    """episodes that ended so stay, whatever their age and the size of all"""
+    keep_human: bool = True
+    """episodes in which a person or a script acted stay; otherwise they go after all others"""
+    keep_demonstrations: bool = True
+    """so do demonstrations"""
+    quarantine_bytes: float = 2**30
+    """of what was refused or found damaged; the oldest goes"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sources, outcomes = (list(map(str, kind)) for kind in (EpisodeSource, EpisodeOutcome))
+        for given, known in (
+            (self.by_source, sources),
+            (self.drop_outcomes, outcomes),
+            (self.keep_outcomes, outcomes),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ConfigError(f"retention: {name!r} is none of {', '.join(known)}.{suggest(name, known)}")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is ever forgotten."""
+        own = self.max_bytes is not None or self.max_age_s is not None
+        return own or bool(self.by_task or self.by_source or self.drop_outcomes)
+
+    def choose(self, episodes: Sequence[KeptEpisode], now_ns: int) -> list[KeptEpisode]:
+        """Those of all `episodes` that are to go, which come oldest first. `now_ns`: nanoseconds since 1970."""
+        order = sorted(episodes, key=_is_human)
+        groups: list[tuple[Bound, list[KeptEpisode]]] = [
+            *((bound, [one for one in order if one.task == task]) for task, bound in self.by_task.items()),
+            *((bound, [one for one in order if one.source == source]) for source, bound in self.by_source.items()),
+            (self, order),
+        ]
+        left = Counter(one.task for one in episodes)
+        chosen: dict[str, KeptEpisode] = {}
+
+        def choose(one: KeptEpisode) -> int:
+            """Its bytes if it goes."""
+            if one.id in chosen or left[one.task] <= self.min_episodes_per_task or self._protects(one, now_ns):
+                return 0
+            chosen[one.id] = one
+            left[one.task] -= 1
+            return one.bytes
+
+        for bound, some in groups:
+            for one in some:
+                if one.outcome in self.drop_outcomes or _is_older(one, bound.max_age_s, now_ns):
+                    choose(one)
+        for bound, some in groups:
+            size = sum(one.bytes for one in some if one.id not in chosen)
+            for one in some:
+                if bound.max_bytes is None or size <= bound.max_bytes:
+                    break
+                size -= choose(one)
+        return list(chosen.values())
+
+    def warning(self, episodes: Sequence[KeptEpisode]) -> str:
+        """What to say when human data alone fills the budget, '' otherwise."""
+        size = sum(one.bytes for one in episodes if _is_human(one))
+        if self.max_bytes is None or size < self.max_bytes:
+            return ""
+        keeps = self.keep_human or self.keep_demonstrations
+        return (
+            f"episodes in which people acted fill the buffer's {self.max_bytes / 1e6:.0f} MB alone: "
+            f"{'nothing else stays' if keeps else 'the oldest of them go'}. Raise max_bytes"
+            + (", or let the oldest go with keep_human and keep_demonstrations false." if keeps else ".")
+        )
+
+    def _protects(self, one: KeptEpisode, now_ns: int) -> bool:
+        return (
+            (self.keep_human and one.human_steps > 0)
+            or (self.keep_demonstrations and one.source == EpisodeSource.demonstration)
+            or one.outcome in self.keep_outcomes
+            or (one.outcome == "" and 0 <= now_ns - one.wall_ns <= _STILL_RUNS_NS)
+        )
+
+
+def _is_human(one: KeptEpisode) -> bool:
+    return one.human_steps > 0 or one.source == EpisodeSource.demonstration
+
+
+def _is_older(one: KeptEpisode, max_age_s: float | None, now_ns: int) -> bool:
+    return max_age_s is not None and now_ns - one.wall_ns > max_age_s * 1e9
