@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from policies.common.batches import hold_masked, to_tensor
 from policies.common.runtime import Runtime, compiled
 from policies.common.weights import refresh
-from policies.flow.network_policy import NetworkPolicy
+from policies.flow.policy import NetworkPolicy
 from policies.interface.policy import Batch, NormalizationData
 from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, TokensConfig
@@ -79,32 +77,28 @@ class TokenPolicy(NetworkPolicy):
                 "without a prefix, or use the flow policy."
             )
 
-    def _actions(
-        self, observations: Sequence[Observation], latents: Sequence[Latent], prefixes: Sequence[Prefix | None]
-    ) -> list[np.ndarray]:
+    def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None) -> np.ndarray:
         noise = None
         if self.config.temperature:
-            shape = len(observations), self.config.longest, self.config.action_vocabulary + 1
+            shape = 1, self.config.longest, self.config.action_vocabulary + 1
             # the Gumbel-max trick: the largest of logits + temperature * noise is a draw from their softmax
             noise = -(-torch.rand(shape, generator=self._noise).clamp_min(1e-12).log()).log().to(self.device)
             noise *= self.config.temperature
-        state, age = self._states(observations), self._ages(observations, latents)
+        state, age = self._state(observation), self._age(observation, latent)
         with self.runtime.autocast():
-            said = self._say(self._latents(latents), state, age, noise)
-        return [self.tokenizer.decode(tokens) for tokens in said]
+            return self.tokenizer.decode(self._say(self._latent(latent), state, age, noise))
 
     def _say(
         self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None, noise: torch.Tensor | None
-    ) -> list[list[int]]:
-        """Tokens of each chunk, the likeliest or a draw each time, until it ends or there is no more room."""
+    ) -> list[int]:
+        """Tokens of a chunk, the likeliest or a draw each time, until it ends or there is no more room."""
         decoder, tokenizer = self._acting.decoder, self.tokenizer
         edge = self.config.action_vocabulary
         memory = decoder.context(latent, self._acting.normalizer(state), age)
         cache = decoder.cache(memory)
-        token = torch.full((len(state),), edge, device=self.device)
+        token = torch.full((1,), edge, device=self.device)
         every = torch.arange(edge + 1, device=self.device)
-        said: list[list[int]] = [[] for _ in range(len(state))]
-        going = set(range(len(state)))
+        said: list[int] = []
         for position in range(min(self.config.longest, tokenizer.length or self.config.longest)):
             logits, cache = self._step(decoder, token, torch.tensor(position, device=self.device), memory, cache)
             first, last = tokenizer.allowed(position)
@@ -113,13 +107,9 @@ class TokenPolicy(NetworkPolicy):
                 able |= every == edge
             scores = logits.float() if noise is None else logits.float() + noise[:, position]
             token = scores.masked_fill(~able, -torch.inf).argmax(-1)
-            for row, chosen in enumerate(token.tolist()):
-                if row in going and chosen != edge:
-                    said[row].append(chosen)
-                else:
-                    going.discard(row)
-            if not going:
+            if int(token) == edge:
                 break
+            said.append(int(token))
         return said
 
     def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:

@@ -259,23 +259,6 @@ def test_said_token_by_token_is_what_is_said_at_once(reaching):
             assert torch.allclose(logits, whole[:, place], atol=1e-4)
 
 
-@pytest.mark.slow
-def test_several_at_once_are_one_after_the_other(reaching):
-    weights = reaching[0].save()
-    seen = [example_observation(REACHER, seed) for seed in range(4)]
-    chunks = []
-    for together in (False, True):
-        policy = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, temperature=0.0), 1)
-        policy.load(weights, 1)
-        latents = [policy.think(one) for one in seen]
-        if together:
-            made = policy.act_batch(seen, latents, range(4))
-        else:
-            made = [policy.act(one, latent, i) for i, (one, latent) in enumerate(zip(seen, latents, strict=True))]
-        chunks.append([chunk.actions for chunk in made])
-    assert np.allclose(*chunks, atol=1e-5)
-
-
 def test_with_a_temperature_it_draws():
     policy = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, temperature=1.0))
     observation = example_observation(REACHER)
