@@ -30,19 +30,20 @@ from policies.interface.trainable import apply_finetuning
 from policies.lerobot.batch_adapter import BatchAdapter, ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
+from policies.lerobot.factory import LeRobotOptions
 from policies.lerobot.mapping import match, sizes
-from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions.partition import ACTION, Guide, Network, partition_of
+from policies.lerobot.partitions.partition import ACTION, Guide, Network, PolicyPartition
+from policies.lerobot.partitions.vision import ActPartition, DiffusionPartition, WholePartition
+from policies.lerobot.partitions.vla import PI0Partition, PI05Partition, SmolVLAPartition
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
-    absent,
     of_examples,
     of_limits,
     require_sound,
     state_alone,
 )
-from wire.errors import ConfigError, PolicyError
+from wire.errors import PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ if TYPE_CHECKING:
 
 NETWORK = "lerobot"
 """`Header.network` of this policy's files"""
+
+PARTITIONS: dict[str, type[PolicyPartition]] = {
+    "act": ActPartition,
+    "diffusion": DiffusionPartition,
+    "smolvla": SmolVLAPartition,
+    "pi0": PI0Partition,
+    "pi05": PI05Partition,
+}
+"""by `type` in a checkpoint's config.json; any other is not divided"""
 
 _MAKER = "maker"
 """in the metadata of a latent: who alone can read its tensors"""
@@ -93,7 +103,7 @@ class LeRobotPolicy:
         self.device = torch.device(self.runtime.device)
         self._type = checkpoint.type
         self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
-        self._partition = partition_of(checkpoint.type)
+        self._partition = PARTITIONS.get(checkpoint.type, WholePartition)()
         self.think_reads_state = self._partition.think_reads_state
         self.pretrained = not config.fresh and config.statistics != "buffer"
         self.max_offset = config.max_offset
@@ -236,12 +246,6 @@ class LeRobotPolicy:
         if self.config.statistics != "checkpoint":
             given = of_limits(self.spec, self._features())
         self._before, self._after = self.checkpoint.processors(str(self.device), given)
-        if lacking := absent(self._before, self._after):
-            raise ConfigError(
-                f"{self.checkpoint.path}: its processors have no statistics {', '.join(lacking[:4])}, so nothing would "
-                "be normalised. Save it with the statistics of its training data, or set `statistics` to 'spec' (the "
-                "robot's limits) or 'buffer' (recorded data)."
-            )
         for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
             require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
         self._felt_before = state_alone(self._before, torch.zeros(1, self.spec.state_dim, device=self.device))

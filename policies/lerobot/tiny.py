@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.interface.policy import NormalizationData
 from policies.lerobot.checkpoint import tensors
-from policies.lerobot.options import require_lerobot
+from policies.lerobot.factory import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 

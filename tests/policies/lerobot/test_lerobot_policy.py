@@ -12,7 +12,6 @@ import torch
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.lerobot.batch_adapter import ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
-from policies.lerobot.partitions.partition import partition_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
@@ -24,10 +23,10 @@ pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 
 def setup_module() -> None:
-    global LeRobotPolicy, WholePartition
+    global LeRobotPolicy, PARTITIONS, WholePartition
     # lerobot itself: 16 s, in the process that runs these tests alone
-    from policies.lerobot.partitions.whole import WholePartition
-    from policies.lerobot.policy import LeRobotPolicy
+    from policies.lerobot.partitions.vision import WholePartition
+    from policies.lerobot.policy import PARTITIONS, LeRobotPolicy
 
 
 def later(observation, ticks: int, robot: RobotSpec, **changes):
@@ -76,8 +75,8 @@ def test_divided_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kin
     batch = before(as_lerobot(example_observation(robot)))
     felt = {STATE: batch[STATE]}
     chunks = []
-    for partition in (partition_of(kind), WholePartition()):
-        shape = partition_of(kind).noise_shape(network)
+    for partition in (PARTITIONS[kind](), WholePartition()):
+        shape = PARTITIONS[kind]().noise_shape(network)
         with torch.no_grad(), torch.random.fork_rng():
             thought, state = partition.think(network, {PICTURE: batch[PICTURE], **felt}), dict(felt)
             if steps > 1:
@@ -88,7 +87,7 @@ def test_divided_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kin
             if isinstance(partition, WholePartition):
                 torch.manual_seed(3)  # lerobot draws the same noise itself
             chunks.append(partition.act(network, thought, state, noise, None))
-    assert chunks[0].shape == (1, partition_of(kind).horizon(network), 2)
+    assert chunks[0].shape == (1, PARTITIONS[kind]().horizon(network), 2)
     if steps == 1:
         assert torch.equal(*chunks)
     # the pictures of two ticks are encoded one by one instead of together, which rounds otherwise
@@ -108,7 +107,7 @@ def test_two_cameras(robot, act_checkpoint, diffusion_checkpoint, kind, apart):
         seen = {name: torch.rand(1, 3, 64, 64) for name in (PICTURE, "observation.images.wrist")}
     felt = {STATE: torch.rand(1, 3, generator=torch.Generator().manual_seed(1))}
     chunks = []
-    for partition in (partition_of(kind), WholePartition()):
+    for partition in (PARTITIONS[kind](), WholePartition()):
         with torch.no_grad(), torch.random.fork_rng():
             thought = partition.think(network, seen | felt)
             torch.manual_seed(3)
