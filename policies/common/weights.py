@@ -123,11 +123,6 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
                 f"{what}: made by a network with {field} {header.config.get(field)}, this policy has "
                 f"{own.config.get(field)}. Train and run with the same network configuration."
             )
-    if header.trained != own.trained:
-        raise WeightsError(
-            f"{what}: its metadata says {header.trained}, its network configuration {own.trained}; "
-            "the file was changed after it was saved. Export it again with `save()`."
-        )
     return header, tensors
 
 

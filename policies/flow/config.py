@@ -79,12 +79,6 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """sha256 of what is in the directory beside the weights"""
     layers: Positive
     """of its text model, counted from the words; the others are left out"""
-    hidden: int
-    """width of its text model"""
-    image: int
-    """pixels: the square that every picture is brought to, its shape kept"""
-    image_tokens: int
-    """tokens of one picture"""
     words: Positive = 48
     """tokens of an instruction; longer ones are cut"""
     train: bool = False
