@@ -112,7 +112,7 @@ class NetworkPolicy(ABC):
         """
         check_observation(self.spec, observation, self._cameras)
         images = [to_tensor(observation.images[camera].image, self.device)[None] for camera in self._cameras]
-        words = self._words([observation.task])
+        words = self._instruction_ids([observation.task])
         with self.runtime.autocast():
             latent = self._encode(self._acting, images, words, self._state(observation))[0].float().cpu().numpy()
         return Latent(latent, oldest_frame_ns(observation, self._cameras), self.version)
@@ -134,7 +134,7 @@ class NetworkPolicy(ABC):
         check_observation(self.spec, observation, ())
         if prefix is not None:
             require_prefix(self.horizon, self.spec, prefix)
-            self._require_able(prefix)
+            self._require_usable_prefix(prefix)
         actions = self._actions(observation, latent, prefix)
         return chunk(actions, self.spec, self.version, observation, latent, tick, prefix)
 
@@ -177,7 +177,7 @@ class NetworkPolicy(ABC):
         """Raise `WeightsError` for tensors that fit the network and cannot be used all the same."""
 
     @abstractmethod
-    def _require_able(self, prefix: Prefix) -> None:
+    def _require_usable_prefix(self, prefix: Prefix) -> None:
         """Raise `PolicyError` for a prefix that this policy cannot begin a chunk with."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class NetworkPolicy(ABC):
         shapes = self.config.batch_shapes(batch)
         return read_steps(batch, self.spec, shapes, of_image, self._cameras, self.device)
 
-    def _words(self, instructions: Sequence[str]) -> torch.Tensor:
+    def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         """int64[b, L]"""
         rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
         return torch.from_numpy(np.stack(rows)).to(self.device)
@@ -240,7 +240,7 @@ class FlowPolicy(NetworkPolicy):
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
             self._tokenizer = instruction_tokenizer(directory, config.vlm.words)
-        self._draw = compiled(sampling.sample, runtime)
+        self._sample = compiled(sampling.sample, runtime)
 
     @property
     def think_reads_state(self) -> bool:
@@ -254,7 +254,7 @@ class FlowPolicy(NetworkPolicy):
             return None
         return self.module.residual.export(self.module.normalizer, self.version)
 
-    def _require_able(self, prefix: Prefix) -> None:
+    def _require_usable_prefix(self, prefix: Prefix) -> None:
         if prefix.committed and not prefix.guided and not self.config.prefix:
             raise PolicyError(
                 f"version {self.version} was not trained with committed prefixes; ask with `guided` or without a "
@@ -282,7 +282,7 @@ class FlowPolicy(NetworkPolicy):
                 pull = weights.repeat_interleave(width, 1)
                 actions = sampling.sample_towards(self._acting.fast, self.config, given, noise, wanted, pull)
             else:
-                actions = self._draw(self._acting.fast, self.config, given, noise, wanted)
+                actions = self._sample(self._acting.fast, self.config, given, noise, wanted)
         return (actions.view(horizon, width) * self._half + self._middle).cpu().numpy()
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -305,9 +305,9 @@ class FlowPolicy(NetworkPolicy):
                 arrays[name] = index = arrays[name].long()
                 if not bool(((index >= 0) & (index < count)).all()):
                     raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
-        return self.module.loss(list(read.images.values()), self._words(read.instructions), arrays)
+        return self.module.loss(list(read.images.values()), self._instruction_ids(read.instructions), arrays)
 
-    def _words(self, instructions: Sequence[str]) -> torch.Tensor:
+    def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:
-            return super()._words(instructions)
+            return super()._instruction_ids(instructions)
         return torch.from_numpy(np.stack([self._tokenizer(text) for text in instructions])).to(self.device)

@@ -39,16 +39,16 @@ class BatchAdapter:
     """{feature: (height, width)} of those that are resized"""
     device: torch.device
 
-    def seen(self, observation: Observation) -> Tensors:
+    def observation_batch(self, observation: Observation) -> Tensors:
         """Pictures float32[1, 3, h, w] in [0, 1], `observation.state` [1, ds] and the instruction."""
         images = {name: observation.images[camera].image[None] for name, camera in self.pictures.items()}
-        return {name: self._picture(name, image) for name, image in images.items()} | self.felt(observation)
+        return {name: self._picture(name, image) for name, image in images.items()} | self.state_batch(observation)
 
-    def felt(self, observation: Observation) -> Tensors:
+    def state_batch(self, observation: Observation) -> Tensors:
         """`observation.state` float32[1, ds] and the instruction."""
         return {STATE: to_tensor(observation.state, self.device)[None].float(), "task": [observation.task]}
 
-    def training(self, batch: Batch) -> Tensors:
+    def training_batch(self, batch: Batch) -> Tensors:
         """A batch for lerobot's `forward`.
 
         `batch` is one of `cloud_learner.buffer.loading.windows`, flat or with k steps behind each image: pictures are

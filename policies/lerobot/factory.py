@@ -1,4 +1,4 @@
-"""`--policy lerobot:PLACE`: what can be configured, the policy, and what it needs of its job.
+"""`--policy lerobot:PATH`: what can be configured, the policy, and what it needs of its job.
 
 Imports neither torch nor lerobot.
 """

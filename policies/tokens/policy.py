@@ -70,7 +70,7 @@ class TokenPolicy(NetworkPolicy):
             self._read = packed, packed._version, self._require_tokenizer(unpack(packed))
         return self._read[2]
 
-    def _require_able(self, prefix: Prefix) -> None:
+    def _require_usable_prefix(self, prefix: Prefix) -> None:
         if prefix.committed or prefix.guided:
             raise PolicyError(
                 f"version {self.version} says whole chunks as tokens and cannot begin one with what is committed; ask "
@@ -86,9 +86,9 @@ class TokenPolicy(NetworkPolicy):
             noise *= self.config.temperature
         state, age = self._state(observation), self._age(observation, latent)
         with self.runtime.autocast():
-            return self.tokenizer.decode(self._say(self._latent(latent), state, age, noise))
+            return self.tokenizer.decode(self._sample_tokens(self._latent(latent), state, age, noise))
 
-    def _say(
+    def _sample_tokens(
         self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None, noise: torch.Tensor | None
     ) -> list[int]:
         """Tokens of a chunk, the likeliest or a draw each time, until it ends or there is no more room."""
@@ -154,7 +154,7 @@ class TokenPolicy(NetworkPolicy):
             tokens[row] = one
         return self.module.loss(
             list(read.images.values()),
-            self._words(read.instructions),
+            self._instruction_ids(read.instructions),
             arrays["state"],
             tokens,
             to_tensor(share.astype(np.float32), self.device),

@@ -128,7 +128,9 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
         with torch.random.fork_rng():
             torch.manual_seed(1)
             ours = policy.loss(batch)
-            prepared = policy._partition.arrange(policy.module, policy._before(policy._adapter.training(batch)))
+            prepared = policy._partition.arrange(
+                policy.module, policy._preprocess(policy._adapter.training_batch(batch))
+            )
             torch.manual_seed(1)
             theirs, parts = policy.module.forward(prepared)
         pad = prepared["action_is_pad"]
@@ -142,7 +144,7 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
 def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=1)
     batch["mask"][0, 0, 4:] = False
-    flat = diffusion._before(diffusion._adapter.training(batch))
+    flat = diffusion._preprocess(diffusion._adapter.training_batch(batch))
     arranged = diffusion._partition.arrange(diffusion.module, flat)
     assert torch.equal(arranged["action"][:, 1:], flat["action"])
     assert torch.equal(arranged["action"][:, 0], flat["action"][:, 0]), "the tick before repeats the first action"
@@ -152,12 +154,12 @@ def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
 
 def test_history_of_a_batch_is_what_the_network_sees(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=3)
-    alone = diffusion._adapter.training(batch)
+    alone = diffusion._adapter.training_batch(batch)
     assert torch.equal(alone[STATE][:, 0], alone[STATE][:, 1]) and alone[STATE].shape == (6, 2, 3)
     assert torch.equal(alone[PICTURE][:, 0], alone[PICTURE][:, 1]) and alone[PICTURE].shape == (6, 2, 3, 64, 64)
     batch["past_state"] = batch["state"][:, :, None] - 0.5
     batch["past_images"] = {"front": 255 - batch["images"]["front"][:, None]}
-    found = diffusion._adapter.training(batch)
+    found = diffusion._adapter.training_batch(batch)
     assert torch.allclose(found[STATE][:, 0], alone[STATE][:, 1] - 0.5)
     assert torch.allclose(found[PICTURE][:, 0], 1 - alone[PICTURE][:, 1], atol=1e-6)
     assert torch.equal(found[STATE][:, 1], alone[STATE][:, 1])
@@ -261,7 +263,7 @@ def test_one_policy_thinks_for_two_robots(robot, diffusion_checkpoint):
         sent = decode(encode(ThinkReply(0, latent, (0,)))).latent
         chunk = hers.act(mine, sent, tick).actions
         assert np.array_equal(chunk, alone.act(mine, own, tick).actions)
-    features = hers._thoughts.nearest()[0]
+    features = hers._latent_history.nearest()[0]
     assert features.shape[1] == 2 and not torch.equal(features[:, 0], features[:, 1]), "the tick before is remembered"
     before = later(example_observation(robot, 12), 2, robot)
     assert torch.equal(features[:, 0], alone._tensors(alone.think(before))[0])

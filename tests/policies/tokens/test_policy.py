@@ -250,7 +250,7 @@ def test_said_token_by_token_is_what_is_said_at_once(reaching):
     decoder = policy.module.decoder
     state = torch.from_numpy(draw(3, 12))
     with torch.no_grad():
-        latent = policy.module.slow([], policy._words(["reach"] * 3))
+        latent = policy.module.slow([], policy._instruction_ids(["reach"] * 3))
         memory = decoder.context(latent, policy.module.normalizer(state), None)
         told = torch.randint(0, 100, (3, REACHING.longest), generator=torch.Generator().manual_seed(0))
         whole, cache = decoder(told, memory), decoder.cache(memory)
