@@ -18,7 +18,7 @@ from torch import nn
 from policies.common.int8 import Int8Linear
 from policies.interface.trainable import TRAINED
 from wire.errors import WeightsError
-from wire.types import PolicyCapabilities, RobotSpec
+from wire.types import RobotSpec
 
 FORMAT = 1
 _KEY = "vla_fleet"
@@ -42,7 +42,6 @@ class Header(msgspec.Struct, frozen=True):
     spec: RobotSpec
     """the robot the weights were trained for"""
     spec_hash: str
-    trained: PolicyCapabilities = PolicyCapabilities()
     format: int = FORMAT
     base: str = ""
     """hash of what is not in the file and must be there already (`base_sha256`)"""

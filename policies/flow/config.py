@@ -229,6 +229,8 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
         """See `SlowPathConfig`; some are read if they are there."""
         shapes = super().batch_shapes(batch)
+        if self.ego_motion:
+            shapes["seen_state"] = (self.state_dim,)
         if self.ahead:
             shapes["ahead"] = (len(self.ahead), self.state_dim)
         if self.residual and "later_state" in batch:

@@ -82,9 +82,7 @@ class NetworkPolicy(ABC):
         self.device = torch.device(runtime.device)
         self._cameras = [camera.name for camera in config.cameras]
         self._noise = torch.Generator().manual_seed(seed)
-        self._header = Header(
-            self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash, self.trained
-        )
+        self._header = Header(self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash)
         # building a policy must not move the random stream of whoever builds it
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(initial_seed(training, seed))
@@ -199,10 +197,9 @@ class NetworkPolicy(ABC):
         ticks = (observation.time_ns - latent.observed_ns) / self.spec.period_ns
         return torch.tensor([[max(0.0, ticks)]], device=self.device)
 
-    def _read_batch(self, batch: Batch, of_image: dict[str, tuple[int, ...]]) -> StepBatch:
-        """What the network reads of a training batch; `of_image` and errors: see `read_steps`."""
-        shapes = self.config.batch_shapes(batch)
-        return read_steps(batch, self.spec, shapes, of_image, self._cameras, self.device)
+    def _read_batch(self, batch: Batch) -> StepBatch:
+        """What the network reads of a training batch; errors: see `read_steps`."""
+        return read_steps(batch, self.spec, self.config.batch_shapes(batch), self._cameras, self.device)
 
     def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         """int64[b, L]"""
@@ -297,7 +294,7 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
-        read = self._read_batch(batch, {"seen_state": (self.spec.state_dim,)} if self.config.ego_motion else {})
+        read = self._read_batch(batch)
         arrays = read.arrays
         arrays["actions"] = (arrays["actions"] - self._middle) / self._half
         for name, count in (("later_index", self.horizon), ("advantage", ADVANTAGES)):

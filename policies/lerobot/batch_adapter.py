@@ -61,7 +61,7 @@ class BatchAdapter:
         shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, da), "mask": (h,)}
         if self.past and "past_state" in batch:
             shapes["past_state"] = (self.past, ds)
-        read = read_steps(batch, self.spec, shapes, {}, self.pictures.values(), self.device)
+        read = read_steps(batch, self.spec, shapes, self.pictures.values(), self.device)
         b, k = read.arrays["state"].shape[:2]
         steps = {name: array.flatten(0, 1) for name, array in read.arrays.items()}
         kept, before = steps["mask"], steps.get("past_state")

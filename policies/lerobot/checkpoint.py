@@ -110,7 +110,7 @@ class LeRobotCheckpoint:
         try:
             if missing_processors(self.path):
                 config = _to_build(self.config, device, True)
-                return make_pre_post_processors(config, dataset_stats=tensors(statistics or {}))
+                return make_pre_post_processors(config, dataset_stats=statistics)
             with tempfile.TemporaryDirectory() as scratch:
                 self._copy_processor(PREPROCESSOR, Path(scratch), statistics is None, device)
                 self._copy_processor(POSTPROCESSOR, Path(scratch), statistics is None)
@@ -124,7 +124,7 @@ class LeRobotCheckpoint:
             ) from error
         for step in (*before.steps, *after.steps):
             if statistics is not None and isinstance(step, NormalizerProcessorStep | UnnormalizerProcessorStep):
-                step.stats = tensors(statistics)
+                step.stats = statistics
                 step.to()
         return before, after
 
@@ -268,16 +268,6 @@ def _steps(path: Path, processor: dict[str, Any]) -> list[dict[str, Any]]:
 def _key(step: dict[str, Any]) -> str:
     """The name that a step's kind is registered under, or that of its class."""
     return str(step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2])
-
-
-def tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Statistics as lerobot's processors take them."""
-    import torch
-
-    return {
-        key: {name: torch.as_tensor(value, dtype=torch.float32) for name, value in values.items()}
-        for key, values in statistics.items()
-    }
 
 
 def load_weights(policy: PreTrainedPolicy, file: Path) -> None:

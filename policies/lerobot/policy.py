@@ -30,8 +30,8 @@ from policies.interface.trainable import apply_finetuning
 from policies.lerobot.batch_adapter import BatchAdapter, ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
-from policies.lerobot.factory import LeRobotOptions
 from policies.lerobot.mapping import match, sizes
+from policies.lerobot.options import LeRobotOptions
 from policies.lerobot.partitions.partition import ACTION, Guide, Network, PolicyPartition
 from policies.lerobot.partitions.vision import ActPartition, DiffusionPartition, WholePartition
 from policies.lerobot.partitions.vla import PI0Partition, PI05Partition, SmolVLAPartition
@@ -111,7 +111,7 @@ class LeRobotPolicy:
         what = str(checkpoint.path)
         self.cameras = pictures = match(spec, checkpoint.stored, config.cameras, what)
         described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
-        self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
+        self._header = Header(NETWORK, described, spec, spec.hash)
         self.module: Network = checkpoint.policy(str(self.device), 0 if config.fresh else None)
         self.horizon = self._partition.horizon(self.module)
         self.history = past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.interface.policy import NormalizationData
-from policies.lerobot.checkpoint import tensors
-from policies.lerobot.factory import require_lerobot
+from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
@@ -289,7 +288,7 @@ def _save(policy: PreTrainedPolicy, directory: Path, spec: RobotSpec, examples: 
     config: PreTrainedConfig = policy.config
     features = {**config.input_features, **config.output_features}
     found = of_limits(spec, features) if examples is None else of_examples(spec, features, examples)
-    before, after = make_pre_post_processors(config, dataset_stats=tensors(found))
+    before, after = make_pre_post_processors(config, dataset_stats=found)
     policy.save_pretrained(directory)
     before.save_pretrained(directory)
     after.save_pretrained(directory)

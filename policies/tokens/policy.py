@@ -144,7 +144,7 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
-        read = self._read_batch(batch, {})
+        read = self._read_batch(batch)
         arrays, mask = read.arrays, read.arrays["mask"]
         chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
         share = mask.cpu().numpy().mean(-1)

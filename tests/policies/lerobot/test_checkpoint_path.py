@@ -9,8 +9,9 @@ import pytest
 
 from policies.interface.registry import read_options
 from policies.lerobot.checkpoint_path import VLM, locate, read_config, resolve, weights_file
-from policies.lerobot.factory import LeRobotOptions, defaults, make
+from policies.lerobot.factory import defaults, make
 from policies.lerobot.mapping import match, sizes
+from policies.lerobot.options import LeRobotOptions
 from wire.errors import ConfigError, WeightsError
 from wire.types import CameraSpec, Dimension, RobotSpec
 

@@ -19,7 +19,8 @@ from policies.conformance.check import example_batch, example_observation
 from policies.interface.policy import NormalizationData
 from policies.interface.trainable import FinetuneConfig, Lora
 from policies.lerobot.checkpoint import LeRobotCheckpoint, load_weights
-from policies.lerobot.factory import LeRobotOptions, make
+from policies.lerobot.factory import make
+from policies.lerobot.options import LeRobotOptions
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.errors import ConfigError, SpecMismatchError, WeightsError
