@@ -162,7 +162,7 @@ class LeRobotCheckpoint:
                     f"whole checkpoint directory.{other}"
                 )
             require_safetensors(self.path / str(state), other.strip())
-            (directory / state).symlink_to((self.path / state).resolve())
+            step["state_file"] = str((self.path / state).resolve())
         (directory / name).write_text(json.dumps(made), encoding="utf-8")
 
     def _require_transformers(self) -> None:
