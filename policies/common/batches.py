@@ -15,7 +15,9 @@ from policies.interface.policy import Batch
 from wire.errors import InvalidDataError
 from wire.types import RobotSpec
 
-_OF_IMAGE = ("frame_age", "advantage")
+_OF_IMAGE = ("seen_state",)
+"""said once for all steps behind an image"""
+_OFTEN_OF_IMAGE = ("frame_age", "advantage")
 """may be said once for all steps behind an image"""
 
 
@@ -34,13 +36,12 @@ def read_steps(
     batch: Batch,
     spec: RobotSpec,
     shapes: Mapping[str, tuple[int, ...]],
-    of_image: Mapping[str, tuple[int, ...]],
     cameras: Iterable[str],
     device: torch.device,
 ) -> StepBatch:
-    """The arrays that `shapes` names, [b, k, *shape], and `of_image`, [b, *shape]; the former may come without k.
+    """The arrays that `shapes` names, [b, k, *shape], `seen_state` [b, *shape]; they may come without k.
 
-    `state` and `mask` must be among the former. Raises `InvalidDataError` that names what is not there, does not fit,
+    `state` and `mask` must be among them. Raises `InvalidDataError` that names what is not there, does not fit,
     or is another robot's.
     """
     given = batch.get("spec_hash", spec.hash)
@@ -50,7 +51,7 @@ def read_steps(
             f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' with "
             f"{spec.hash}; train it on what was recorded with that robot."
         )
-    if missing := [name for name in (*shapes, *of_image) if name not in batch]:
+    if missing := [name for name in shapes if name not in batch]:
         raise InvalidDataError(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     b, *rest = batch["state"].shape
     flat = len(rest) < 2
@@ -58,13 +59,14 @@ def read_steps(
     arrays = {}
     for name, shape in shapes.items():
         found = to_tensor(batch[name], device)
+        if name in _OF_IMAGE:
+            arrays[name] = require_shape(found, name, (b, *shape))
+            continue
         if flat:
             found = found[:, None]
-        elif name in _OF_IMAGE and tuple(found.shape) == (b,):
+        elif name in _OFTEN_OF_IMAGE and tuple(found.shape) == (b,):
             found = found[:, None].expand(b, k)
         arrays[name] = require_shape(found, name, (b, k, *shape))
-    for name, shape in of_image.items():
-        arrays[name] = require_shape(to_tensor(batch[name], device), name, (b, *shape))
     arrays["mask"] = arrays["mask"].bool()
     if "frame_age" in arrays:
         arrays["frame_age"] = arrays["frame_age"].float()[..., None]

@@ -57,8 +57,9 @@ class Normalizer(nn.Module):
         self.mean.copy_(torch.from_numpy(states.mean(0)))
         self.std.copy_(torch.from_numpy(np.maximum(states.std(0), MIN_STD)))
         if self.online:
-            self.count.zero_()
-            self._begin(torch.from_numpy(states).to(self.mean64.device))
+            for known in (self.count, self.mean64, self.spread):
+                known.zero_()
+            self._merge(torch.from_numpy(states).to(self.mean64.device))
 
     @torch.no_grad()
     def update(self, states: torch.Tensor) -> None:
@@ -79,34 +80,22 @@ class Normalizer(nn.Module):
             raise InvalidDataError("state statistics: the states of a batch are not finite.")
         if not len(x):
             return
-        if not self.count:
-            self._begin(x)
-            self._to_float32()
-            return
+        self._merge(x)
+        self.mean.copy_(self.mean64)
+        self.std.copy_((self.spread / self.count).sqrt().clamp_min(MIN_STD))
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """float32[..., ds] of the same shape as `state`."""
+        return ((state - self.mean) / self.std).clamp(-STATE_LIMIT, STATE_LIMIT)
+
+    def _merge(self, x: torch.Tensor) -> None:
+        """Take float64[n, ds] in; of what is then known, at most WINDOW states with the same mean and deviation."""
         n, known = len(x), self.count.clone()
         total = known + n
         mean = x.mean(0)
         delta = mean - self.mean64
         self.spread += (x - mean).square().sum(0) + delta.square() * (known * n / total)
         self.mean64 += delta * (n / total)
-        self._cap(total)
-        self._to_float32()
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        """float32[..., ds] of the same shape as `state`."""
-        return ((state - self.mean) / self.std).clamp(-STATE_LIMIT, STATE_LIMIT)
-
-    def _begin(self, x: torch.Tensor) -> None:
-        self.mean64.copy_(x.mean(0))
-        self.spread.copy_((x - self.mean64).square().sum(0))
-        self._cap(torch.full_like(self.count, len(x)))
-
-    def _cap(self, count: torch.Tensor) -> None:
-        """Remember `count` states, at most WINDOW, with the same mean and deviation."""
-        kept = count.clamp_max(WINDOW)
-        self.spread *= kept / count
+        kept = total.clamp_max(WINDOW)
+        self.spread *= kept / total
         self.count.copy_(kept)
-
-    def _to_float32(self) -> None:
-        self.mean.copy_(self.mean64)
-        self.std.copy_((self.spread / self.count).sqrt().clamp_min(MIN_STD))

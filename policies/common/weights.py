@@ -18,7 +18,7 @@ from torch import nn
 from policies.common.int8 import Int8Linear
 from policies.interface.trainable import TRAINED
 from wire.errors import WeightsError
-from wire.types import PolicyCapabilities, RobotSpec
+from wire.types import RobotSpec
 
 FORMAT = 1
 _KEY = "vla_fleet"
@@ -42,7 +42,6 @@ class Header(msgspec.Struct, frozen=True):
     spec: RobotSpec
     """the robot the weights were trained for"""
     spec_hash: str
-    trained: PolicyCapabilities = PolicyCapabilities()
     format: int = FORMAT
     base: str = ""
     """hash of what is not in the file and must be there already (`base_sha256`)"""
@@ -123,11 +122,6 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
                 f"{what}: made by a network with {field} {header.config.get(field)}, this policy has "
                 f"{own.config.get(field)}. Train and run with the same network configuration."
             )
-    if header.trained != own.trained:
-        raise WeightsError(
-            f"{what}: its metadata says {header.trained}, its network configuration {own.trained}; "
-            "the file was changed after it was saved. Export it again with `save()`."
-        )
     return header, tensors
 
 

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from policies.common.residual_policy import correct
-from policies.common.runtime import Runtime
 from policies.conformance.data import (
     Make,
     changed_images,
@@ -29,10 +28,6 @@ from wire.codec import decode, encode
 from wire.errors import InvalidDataError, PolicyError, WireError
 from wire.messages.local import ThinkReply
 from wire.types import Frame, Observation, PolicyCapabilities, Prefix
-
-CLOSE, LOOSE = 1e-4, 0.05
-"""shares of its range by which an action may differ when several are made at once, as sums are taken in another order:
-in float32, and in shorter numbers"""
 
 
 def shapes(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
@@ -157,37 +152,6 @@ def travels(make: Make, observation: Observation, batch: Batch) -> Iterator[str]
         yield "another process that is sent the latent acts differently on it"
 
 
-def several(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
-    make = with_random_zero_init(make)
-    policy, other = make(), make()
-    spec = policy.spec
-    seen = [observation, changed_state(spec, observation), changed_images(observation)]
-    seen = [msgspec.structs.replace(one, time_ns=one.time_ns + i) for i, one in enumerate(seen)]
-    latents, ticks = [policy.think(one) for one in seen], [3, 1, 40]
-    share = CLOSE if getattr(policy, "runtime", Runtime()).plain else LOOSE
-    think_batch, act_batch = getattr(other, "think_batch", None), getattr(other, "act_batch", None)
-    if think_batch is not None:
-        for number, (one, all_) in enumerate(zip(latents, think_batch(seen), strict=True)):
-            if (one.observed_ns, one.version) != (all_.observed_ns, all_.version):
-                yield f"think_batch(), latent {number}: another time or version than think() gives"
-            if one.data.shape != all_.data.shape or not _close(
-                one.data, all_.data, np.abs(one.data).max(initial=1e-6), share
-            ):
-                yield f"think_batch(), latent {number} is not what think() gives"
-    if act_batch is None:
-        return
-    single = [policy.act(*given) for given in zip(seen, latents, ticks, strict=True)]
-    together = act_batch(seen, latents, ticks)
-    if len(together) != len(single):
-        yield f"act_batch() gives {len(together)} chunks for {len(single)} observations"
-    for number, (alone, beside) in enumerate(zip(single, together, strict=True)):
-        for name in ("first_tick", "step_ns", "version", "observed_ns", "latent_observed_ns"):
-            if getattr(alone, name) != getattr(beside, name):
-                yield f"act_batch(), chunk {number}: {name} {getattr(beside, name)}, not {getattr(alone, name)}"
-        if not _close(alone.actions, beside.actions, spec.action_high() - spec.action_low(), share):
-            yield f"act_batch(), chunk {number} is not what act() gives with the same noise"
-
-
 def age(make: Make, observation: Observation, batch: Batch) -> Iterator[str]:
     policy, other = make(), make()
     if policy.trained.trained_max_delay:
@@ -299,11 +263,6 @@ def unchanged(make: Make, observation: Observation, batch: Batch) -> Iterator[st
         chunk_of(policy, observation)
     if policy.save() != before:
         yield "its weights are others after it acted"
-
-
-def _close(one: np.ndarray, other: np.ndarray, size: np.ndarray, share: float) -> bool:
-    error = np.abs(one.astype(np.float64) - other.astype(np.float64)) / size
-    return bool((error <= share).all())
 
 
 def _decided(policy: Policy, count: int) -> np.ndarray:

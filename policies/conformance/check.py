@@ -4,9 +4,7 @@
         print(check.name, "ok" if check.passed else check.detail)
 
 `make` returns a fresh policy with the same first weights and the same random seed every time; it is called some fifty
-times. What it does not offer is not checked: a prefix it refuses, `set_normalization` if it is `pretrained`, and the
-optional ways to serve several robots at once, `think_batch(observations) -> list[Latent]` and
-`act_batch(observations, latents, ticks) -> list[ActionChunk]`.
+times. What it does not offer is not checked: a prefix it refuses, and `set_normalization` if it is `pretrained`.
 """
 
 from __future__ import annotations
@@ -32,12 +30,8 @@ class PolicyCheck:
     """what was seen instead, '' when it passed"""
 
 
-def check_policy(make: Make, notify: Callable[[PolicyCheck], None] | None = None) -> list[PolicyCheck]:
-    """Run every check on policies from `make`.
-
-    What a policy raises becomes the detail of the check that failed. `notify` is called with each check when it is
-    done, which takes minutes with a large policy.
-    """
+def check_policy(make: Make) -> list[PolicyCheck]:
+    """Run every check on policies from `make`. What a policy raises becomes the detail of the check that failed."""
     results = []
     for name, check in CHECKS.items():
         try:
@@ -47,8 +41,6 @@ def check_policy(make: Make, notify: Callable[[PolicyCheck], None] | None = None
         except Exception as error:  # noqa: BLE001  a policy under test may raise anything; it is reported, not hidden
             detail = f"{type(error).__name__}: {error}"
         results.append(PolicyCheck(name, not detail, detail))
-        if notify is not None:
-            notify(results[-1])
     return results
 
 
@@ -63,7 +55,6 @@ CHECKS: dict[str, Callable[[Make, Observation, Batch], Iterator[str]]] = {
     "think reads no state, or says so": acting.no_state_in_latent,
     "act goes by the latent it is given": acting.own_latent,
     "a latent can be sent to another process": acting.travels,
-    "several observations at once are as one by one": acting.several,
     "acting changes no weights": acting.unchanged,
     "the latent's age matters only to a policy trained for delays": acting.age,
     "a chunk begins with what is committed": acting.prefix,

@@ -1,1 +1,1 @@
-"""The flow-matching policy. Only `policy`, `network_policy` and `networks` need torch."""
+"""The flow-matching policy. Only `policy` and `networks` need torch."""

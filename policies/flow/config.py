@@ -79,12 +79,6 @@ class Vlm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """sha256 of what is in the directory beside the weights"""
     layers: Positive
     """of its text model, counted from the words; the others are left out"""
-    hidden: int
-    """width of its text model"""
-    image: int
-    """pixels: the square that every picture is brought to, its shape kept"""
-    image_tokens: int
-    """tokens of one picture"""
     words: Positive = 48
     """tokens of an instruction; longer ones are cut"""
     train: bool = False
@@ -235,6 +229,8 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
         """See `SlowPathConfig`; some are read if they are there."""
         shapes = super().batch_shapes(batch)
+        if self.ego_motion:
+            shapes["seen_state"] = (self.state_dim,)
         if self.ahead:
             shapes["ahead"] = (len(self.ahead), self.state_dim)
         if self.residual and "later_state" in batch:

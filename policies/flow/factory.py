@@ -92,17 +92,13 @@ def make(size: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> FlowP
     """The policy of this size. Raises `ConfigError` for what it cannot be."""
     from policies.flow.policy import FlowPolicy
 
-    options = _options(config)
-    vlm = options.vlm or None
-    return FlowPolicy(
-        spec, _network(size, options, spec), seed, options.runtime, options.training, vlm, options.vlm_random
-    )
+    options, found = _read(size, config, spec)
+    return FlowPolicy(spec, found, seed, options.runtime, options.training, options.vlm or None, options.vlm_random)
 
 
 def defaults(size: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What the size is trained with. Raises `ConfigError` as `make` does, as far as files and sizes tell."""
-    options = _options(config)
-    found = _network(size, options, spec)
+    options, found = _read(size, config, spec)
     if found.vlm is not None:
         require_backbone(Path(options.vlm), found.vlm, options.vlm_random)
     return msgspec.structs.replace(_DEFAULTS[size], horizon=found.horizon)
@@ -113,17 +109,15 @@ def absolute(size: str) -> str:
     return size
 
 
-def _options(config: dict[str, Any]) -> FlowOptions:
-    return read_options(config, FlowOptions, "flow policy: its configuration does not fit")
-
-
-def _network(size: str, options: FlowOptions, spec: RobotSpec) -> FlowConfig:
+def _read(size: str, config: dict[str, Any], spec: RobotSpec) -> tuple[FlowOptions, FlowConfig]:
+    """What is configured, and the network that it makes of the size."""
+    options = read_options(config, FlowOptions, "flow policy: its configuration does not fit")
     vlm = describe(options.vlm, options.vlm_layers, options.vlm_words, options.vlm_train) if options.vlm else None
     fields = set(FlowOptions.__struct_fields__) & set(FlowConfig.__struct_fields__) - {"cameras", "vlm"}
     said = {name: value for name in fields if (value := getattr(options, name)) is not None}
     found = network(size, spec, options.cameras, vlm, **said)
     found.require()
-    return found
+    return options, found
 
 
 def network(

@@ -165,12 +165,6 @@ def require_version(latent: Latent, version: int) -> None:
         )
 
 
-def require_width(latent: Latent, width: int) -> None:
-    """Raise `PolicyError` for a latent that is not `width` numbers in a row."""
-    if latent.data.shape != (width,):
-        raise PolicyError(f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{width}].")
-
-
 def require_prefix(horizon: int, spec: RobotSpec, prefix: Prefix) -> None:
     """Raise `PolicyError` that says what is wrong if `prefix` cannot begin a chunk of `horizon` actions."""
     h, da = horizon, spec.action_dim

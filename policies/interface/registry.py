@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
 from importlib import util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -228,10 +227,9 @@ def _absolute(name_or_path: str) -> str:
     return str(path.resolve()) if name_or_path and path.exists() else name_or_path
 
 
-def _found(installed: Iterable[EntryPoint] | None = None) -> dict[str, EntryPoint]:
+def _found() -> dict[str, EntryPoint]:
     # Ours come last: a package may add kinds, but not take the place of one that is built in.
-    installed = entry_points(group=POLICIES) if installed is None else installed
-    return {point.name: point for point in (*installed, *_BUILT_IN)}
+    return {point.name: point for point in (*entry_points(group=POLICIES), *_BUILT_IN)}
 
 
 def _factory(kind: str) -> Factory:

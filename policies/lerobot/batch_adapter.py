@@ -39,16 +39,16 @@ class BatchAdapter:
     """{feature: (height, width)} of those that are resized"""
     device: torch.device
 
-    def seen(self, observation: Observation) -> Tensors:
+    def observation_batch(self, observation: Observation) -> Tensors:
         """Pictures float32[1, 3, h, w] in [0, 1], `observation.state` [1, ds] and the instruction."""
         images = {name: observation.images[camera].image[None] for name, camera in self.pictures.items()}
-        return {name: self._picture(name, image) for name, image in images.items()} | self.felt(observation)
+        return {name: self._picture(name, image) for name, image in images.items()} | self.state_batch(observation)
 
-    def felt(self, observation: Observation) -> Tensors:
+    def state_batch(self, observation: Observation) -> Tensors:
         """`observation.state` float32[1, ds] and the instruction."""
         return {STATE: to_tensor(observation.state, self.device)[None].float(), "task": [observation.task]}
 
-    def training(self, batch: Batch) -> Tensors:
+    def training_batch(self, batch: Batch) -> Tensors:
         """A batch for lerobot's `forward`.
 
         `batch` is one of `cloud_learner.buffer.loading.windows`, flat or with k steps behind each image: pictures are
@@ -61,7 +61,7 @@ class BatchAdapter:
         shapes: dict[str, tuple[int, ...]] = {"state": (ds,), "actions": (h, da), "mask": (h,)}
         if self.past and "past_state" in batch:
             shapes["past_state"] = (self.past, ds)
-        read = read_steps(batch, self.spec, shapes, {}, self.pictures.values(), self.device)
+        read = read_steps(batch, self.spec, shapes, self.pictures.values(), self.device)
         b, k = read.arrays["state"].shape[:2]
         steps = {name: array.flatten(0, 1) for name, array in read.arrays.items()}
         kept, before = steps["mask"], steps.get("past_state")

@@ -103,25 +103,18 @@ class LeRobotCheckpoint:
         are made anew where it has none. Raises `ConfigError` naming the file that is missing or cannot be used.
         """
         from lerobot.policies.factory import make_pre_post_processors
+        from lerobot.processor import NormalizerProcessorStep, UnnormalizerProcessorStep
 
-        missing = missing_processors(self.path)
         if statistics is None:
             require_processors(self.path)
         try:
-            if missing:
+            if missing_processors(self.path):
                 config = _to_build(self.config, device, True)
-                return make_pre_post_processors(config, dataset_stats=tensors(statistics or {}))
-            before = self._overrides(PREPROCESSOR, statistics)
-            after = self._overrides(POSTPROCESSOR, statistics)
-            if "device_processor" in self._steps(PREPROCESSOR, states=False):
-                before["device_processor"] = {"device": device}
+                return make_pre_post_processors(config, dataset_stats=statistics)
             with tempfile.TemporaryDirectory() as scratch:
-                return make_pre_post_processors(
-                    self.config,
-                    pretrained_path=str(self.path if statistics is None else self._without_statistics(Path(scratch))),
-                    preprocessor_overrides=before,
-                    postprocessor_overrides=after,
-                )
+                self._copy_processor(PREPROCESSOR, Path(scratch), statistics is None, device)
+                self._copy_processor(POSTPROCESSOR, Path(scratch), statistics is None)
+                before, after = make_pre_post_processors(self.config, pretrained_path=scratch)
         except FleetError:
             raise
         except Exception as error:  # a step may be of any package, and raise anything when it is made
@@ -129,33 +122,38 @@ class LeRobotCheckpoint:
                 f"{self.path}: its processors ({PREPROCESSOR}, {POSTPROCESSOR}) cannot be made: {one_line(error)}. "
                 "Copy them from the checkpoint again; `pip install 'vla-fleet[lerobot]'` brings what they need."
             ) from error
+        for step in (*before.steps, *after.steps):
+            if statistics is not None and isinstance(step, NormalizerProcessorStep | UnnormalizerProcessorStep):
+                step.stats = statistics
+                step.to()
+        return before, after
 
     def statistics_file(self, name: str) -> Path:
         """The file of the statistics that processor `name` normalises with, or its own file if there is none."""
-        steps = self._steps(name, states=False) if (self.path / name).is_file() else {}
-        states = [steps[key]["state_file"] for key in _NORMALISERS if steps.get(key, {}).get("state_file")]
+        steps = _steps(self.path / name, read_json(self.path / name)) if (self.path / name).is_file() else []
+        states = [step["state_file"] for step in steps if _key(step) in _NORMALISERS and step.get("state_file")]
         return self.path / (states[0] if states else name)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _steps(self, name: str, states: bool = True) -> dict[str, dict[str, Any]]:
-        """Entries of a processor file, by the name that lerobot's overrides use.
+    def _copy_processor(self, name: str, directory: Path, with_statistics: bool, device: str | None = None) -> None:
+        """Write processor `name` into `directory`, with tokenizers where they lie on this machine; on `device`.
 
-        Raises `ConfigError` or `WeightsError` for a file that is none, and with `states` if a normalising step's
-        statistics are missing; those of other steps must be there in any case.
+        `with_statistics`: with what its normalising steps keep. Raises `ConfigError` or `WeightsError` for a file that
+        is none, and if one that a step keeps its state in is missing.
         """
-        path = self.path / name
-        entries = read_json(path).get("steps", [])
-        if not isinstance(entries, list) or not all(
-            isinstance(step, dict) and isinstance(step.get("config", {}), dict) for step in entries
-        ):
-            raise ConfigError(f"{path}: 'steps' are no list of processor steps. Copy the checkpoint again.")
-        found = {}
-        for step in entries:
-            key = _key(step)
-            found[key] = step
-            state = step.get("state_file")
-            if not state or (key in _NORMALISERS and not states):
+        made = read_json(self.path / name)
+        for step in _steps(self.path / name, made):
+            key, state, config = _key(step), step.get("state_file"), step.setdefault("config", {})
+            if isinstance(value := config.get("tokenizer_name"), str):
+                what = f"tokenizer_name of '{key}'"
+                config["tokenizer_name"] = resolve(self.path, value, what, self.path / name)
+            if key == "device_processor" and device is not None:
+                config["device"] = device
+            if not state:
+                continue
+            if key in _NORMALISERS and not with_statistics:
+                del step["state_file"]
                 continue
             other = " Or set `statistics` to 'spec' or 'buffer'." if key in _NORMALISERS else ""
             if not (self.path / str(state)).is_file():
@@ -164,33 +162,8 @@ class LeRobotCheckpoint:
                     f"whole checkpoint directory.{other}"
                 )
             require_safetensors(self.path / str(state), other.strip())
-        return found
-
-    def _without_statistics(self, directory: Path) -> Path:
-        """`directory` with both processors, less the statistics that others are given for."""
-        for name in (PREPROCESSOR, POSTPROCESSOR):
-            made = read_json(self.path / name)
-            for step in made["steps"]:
-                state = step.get("state_file")
-                if _key(step) in _NORMALISERS:
-                    step.pop("state_file", None)
-                elif state:
-                    (directory / state).symlink_to((self.path / state).resolve())
-            (directory / name).write_text(json.dumps(made), encoding="utf-8")
-        return directory
-
-    def _overrides(self, name: str, statistics: dict[str, dict[str, Any]] | None) -> dict[str, Any]:
-        overrides: dict[str, Any] = {}
-        for key, step in self._steps(name, states=statistics is None).items():
-            changes: dict[str, Any] = {}
-            value = step.get("config", {}).get("tokenizer_name")
-            if isinstance(value, str):
-                changes["tokenizer_name"] = resolve(self.path, value, f"tokenizer_name of '{key}'", self.path / name)
-            if statistics is not None and key in _NORMALISERS:
-                changes["stats"] = tensors(statistics)
-            if changes:
-                overrides[key] = changes
-        return overrides
+            step["state_file"] = str((self.path / state).resolve())
+        (directory / name).write_text(json.dumps(made), encoding="utf-8")
 
     def _require_transformers(self) -> None:
         """Before a network of gigabytes is built in vain."""
@@ -282,18 +255,19 @@ def _to_build(config: PreTrainedConfig, device: str, has_weights: bool) -> PreTr
     return chosen
 
 
+def _steps(path: Path, processor: dict[str, Any]) -> list[dict[str, Any]]:
+    """Entries of a processor's JSON. Raises `ConfigError` naming its file if there are none."""
+    entries = processor.get("steps", [])
+    if not isinstance(entries, list) or not all(
+        isinstance(step, dict) and isinstance(step.get("config", {}), dict) for step in entries
+    ):
+        raise ConfigError(f"{path}: 'steps' are no list of processor steps. Copy the checkpoint again.")
+    return entries
+
+
 def _key(step: dict[str, Any]) -> str:
+    """The name that a step's kind is registered under, or that of its class."""
     return str(step.get("registry_name") or str(step.get("class", "")).rpartition(".")[2])
-
-
-def tensors(statistics: dict[str, dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-    """Statistics as lerobot's processors take them."""
-    import torch
-
-    return {
-        key: {name: torch.as_tensor(value, dtype=torch.float32) for name, value in values.items()}
-        for key, values in statistics.items()
-    }
 
 
 def load_weights(policy: PreTrainedPolicy, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""`--policy lerobot:PLACE`: makes the policy, and tells the job what it needs. Imports neither torch nor lerobot."""
+"""`--policy lerobot:PATH`: makes the policy, and tells the job what it needs. Imports neither torch nor lerobot."""
 
 from __future__ import annotations
 

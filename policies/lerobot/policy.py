@@ -33,17 +33,18 @@ from policies.lerobot.checkpoint import LeRobotCheckpoint
 from policies.lerobot.checkpoint_path import POSTPROCESSOR, PREPROCESSOR
 from policies.lerobot.mapping import match, sizes
 from policies.lerobot.options import LeRobotOptions
-from policies.lerobot.partitions.partition import ACTION, Guide, Network, partition_of
+from policies.lerobot.partitions.partition import ACTION, Guide, Network, PolicyPartition
+from policies.lerobot.partitions.vision import ActPartition, DiffusionPartition, WholePartition
+from policies.lerobot.partitions.vla import PI0Partition, PI05Partition, SmolVLAPartition
 from policies.lerobot.statistics import (
     ATTRIBUTE,
     Statistics,
-    absent,
     of_examples,
     of_limits,
     require_sound,
     state_alone,
 )
-from wire.errors import ConfigError, PolicyError
+from wire.errors import PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -51,6 +52,15 @@ if TYPE_CHECKING:
 
 NETWORK = "lerobot"
 """`Header.network` of this policy's files"""
+
+PARTITIONS: dict[str, type[PolicyPartition]] = {
+    "act": ActPartition,
+    "diffusion": DiffusionPartition,
+    "smolvla": SmolVLAPartition,
+    "pi0": PI0Partition,
+    "pi05": PI05Partition,
+}
+"""by `type` in a checkpoint's config.json; any other is not divided"""
 
 _MAKER = "maker"
 """in the metadata of a latent: who alone can read its tensors"""
@@ -94,7 +104,7 @@ class LeRobotPolicy:
         self.device = torch.device(self.runtime.device)
         self._type = checkpoint.type
         self._maker = f"a '{checkpoint.type}' policy for robot spec {spec.hash}"
-        self._partition = partition_of(checkpoint.type)
+        self._partition = PARTITIONS.get(checkpoint.type, WholePartition)()
         self.think_reads_state = self._partition.think_reads_state
         self.pretrained = not config.fresh and config.statistics != "buffer"
         self.max_offset = config.max_offset
@@ -102,7 +112,7 @@ class LeRobotPolicy:
         what = str(checkpoint.path)
         self.cameras = pictures = match(spec, checkpoint.stored, config.cameras, what)
         described = _described(checkpoint) | {"cameras": pictures, "max_offset": config.max_offset}
-        self._header = Header(NETWORK, described, spec, spec.hash, self.trained)
+        self._header = Header(NETWORK, described, spec, spec.hash)
         self.module: Network = checkpoint.policy(str(self.device), 0 if config.fresh else None)
         self.horizon = self._partition.horizon(self.module)
         self.history = past = int(getattr(checkpoint.config, "n_obs_steps", 1)) - 1
@@ -119,15 +129,15 @@ class LeRobotPolicy:
         self._acting: Network = acting(self.module, self.runtime)
         self._act = self._partition.act if self._partition.draws else compiled(self._partition.act, self.runtime)
         self._seeds = torch.Generator().manual_seed(seed)
-        self._thoughts = ObservationHistory(past + 1, spec.period_ns)
-        self._states = ObservationHistory(past + 1, spec.period_ns)
+        self._latent_history = ObservationHistory(past + 1, spec.period_ns)
+        self._state_history = ObservationHistory(past + 1, spec.period_ns)
         self._kept: tuple[np.ndarray, list[torch.Tensor]] | None = None
 
     @property
     def processors(self) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
         """lerobot's pre- and post-processor, with the statistics that this policy has now."""
         self._statistics.attach()
-        return self._before, self._after
+        return self._preprocess, self._postprocess
 
     # --- Policy ------------------------------------------------------------------------------------------------
 
@@ -142,7 +152,8 @@ class LeRobotPolicy:
         cameras = self._adapter.pictures.values()
         check_observation(self.spec, observation, cameras)
         with self._inference(0):
-            tensors = self._partition.think(self._acting, self._before(self._adapter.seen(observation)))
+            seen = self._preprocess(self._adapter.observation_batch(observation))
+            tensors = self._partition.think(self._acting, seen)
         data = _pack(tensors, self._maker)
         self._kept = (data, tensors)
         return Latent(data, oldest_frame_ns(observation, cameras), self.version)
@@ -168,18 +179,18 @@ class LeRobotPolicy:
         check_observation(self.spec, observation, ())
         guided = self._require_usable(prefix)
         thought = self._tensors(latent)
-        felt = self._adapter.felt(observation)
+        batch = self._adapter.state_batch(observation)
         if guided is not None:
-            felt[ACTION] = to_tensor(guided.actions, self.device)[None].float()
-        batch = self._felt_before(felt)
+            batch[ACTION] = to_tensor(guided.actions, self.device)[None].float()
+        batch = self._preprocess_state(batch)
         guide = None if guided is None else Guide(batch[ACTION][0], guided.committed)
         batch = {name: value for name, value in batch.items() if name.startswith("observation.")}
         if self.history:
-            self._thoughts.add(latent.observed_ns, observation.task, thought)
-            thought = self._thoughts.nearest()
+            self._latent_history.add(latent.observed_ns, observation.task, thought)
+            thought = self._latent_history.nearest()
             states = {name: batch[name] for name in sorted(batch)}
-            self._states.add(observation.time_ns, observation.task, list(states.values()))
-            batch |= dict(zip(states, self._states.interpolated(), strict=True))
+            self._state_history.add(observation.time_ns, observation.task, list(states.values()))
+            batch |= dict(zip(states, self._state_history.interpolated(), strict=True))
         shape = self._partition.noise_shape(self._acting)
         if shape is not None or self._partition.draws:
             seed = seed or draw_seed(self._seeds)
@@ -193,7 +204,7 @@ class LeRobotPolicy:
                 f"{[1, self.horizon, self.spec.action_dim]}."
             )
         # as a batch of H: processors of lerobot expect [b, da]
-        chosen = self._after(actions[0].float()).cpu().numpy().astype(np.float32)
+        chosen = self._postprocess(actions[0].float()).cpu().numpy().astype(np.float32)
         return chunk(chosen, self.spec, self.version, observation, latent, tick, prefix, seed)
 
     def load(self, weights: bytes, version: int) -> None:
@@ -219,10 +230,10 @@ class LeRobotPolicy:
     def loss(self, batch: Batch) -> torch.Tensor:
         """The type's own imitation loss, as a mean over the actions that are kept: a scalar.
 
-        See `BatchAdapter.training` for the batch; noise, flow times and dropout come from torch's global generator.
-        Raises `InvalidDataError` that names what does not fit.
+        See `BatchAdapter.training_batch` for the batch; noise, flow times and dropout come from torch's global
+        generator. Raises `InvalidDataError` that names what does not fit.
         """
-        prepared = self._before(self._adapter.training(batch))
+        prepared = self._preprocess(self._adapter.training_batch(batch))
         self.module.train()
         return self._partition.loss(self.module, self._partition.arrange(self.module, prepared))
 
@@ -241,17 +252,11 @@ class LeRobotPolicy:
         given = None
         if self.config.statistics != "checkpoint":
             given = of_limits(self.spec, self._features())
-        self._before, self._after = self.checkpoint.processors(str(self.device), given)
-        if lacking := absent(self._before, self._after):
-            raise ConfigError(
-                f"{self.checkpoint.path}: its processors have no statistics {', '.join(lacking[:4])}, so nothing would "
-                "be normalised. Save it with the statistics of its training data, or set `statistics` to 'spec' (the "
-                "robot's limits) or 'buffer' (recorded data)."
-            )
-        for name, pipeline in ((PREPROCESSOR, self._before), (POSTPROCESSOR, self._after)):
+        self._preprocess, self._postprocess = self.checkpoint.processors(str(self.device), given)
+        for name, pipeline in ((PREPROCESSOR, self._preprocess), (POSTPROCESSOR, self._postprocess)):
             require_sound(pipeline, self._features(), str(self.checkpoint.statistics_file(name)))
-        self._felt_before = state_alone(self._before, torch.zeros(1, self.spec.state_dim, device=self.device))
-        statistics = Statistics(self._before, self._after).to(self.device)
+        self._preprocess_state = state_alone(self._preprocess, torch.zeros(1, self.spec.state_dim, device=self.device))
+        statistics = Statistics(self._preprocess, self._postprocess).to(self.device)
         statistics.attach()
         self.module.add_module(ATTRIBUTE, statistics)
         return statistics
@@ -261,8 +266,8 @@ class LeRobotPolicy:
         self._statistics.attach()
         refresh(self._acting, self.module)
         self._kept = None
-        self._thoughts.clear()
-        self._states.clear()
+        self._latent_history.clear()
+        self._state_history.clear()
 
     @contextmanager
     def _inference(self, seed: int) -> Iterator[None]:

@@ -89,23 +89,13 @@ class Statistics(nn.Module):
                 own.copy_(torch.as_tensor(values[feature][name], dtype=torch.float32).reshape(own.shape))
 
 
-def absent(*pipelines: PolicyProcessorPipeline) -> list[str]:
-    """Features that a step would normalise but has no statistics for; lerobot passes these on as they are."""
-    found = []
-    for pipeline in pipelines:
-        for _, step in _steps(pipeline):
-            known = step.state_dict()
-            for feature in step.features:
-                needed = [f"{feature}.{name}" for name in _needed(step, feature)]
-                found += [key for key in needed if key not in known and key not in found]
-    return found
-
-
 def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for statistics that are not finite, of another width than the feature, or without range.
+    """Raise `ConfigError` for statistics that are absent or not finite, of another width than the feature, or without
+    range.
 
-    None may be `absent`. `features` are those of the policy's configuration, `where` names the file. A dimension that
-    never moved while others did is divided by lerobot's epsilon, as everywhere in lerobot; that is logged.
+    lerobot would pass on as it is what it has none for. `features` are those of the policy's configuration, `where`
+    names the file. A dimension that never moved while others did is divided by lerobot's epsilon, as everywhere in
+    lerobot; that is logged.
     """
     remedy = (
         "Copy the checkpoint again, or set `statistics` to 'spec' (the robot's limits) or 'buffer' (recorded data)."
@@ -114,8 +104,13 @@ def require_sound(pipeline: PolicyProcessorPipeline, features: dict[str, Any], w
         known = step.state_dict()
         for feature in step.features:
             shape = tuple(features.get(feature, step.features[feature]).shape)
-            found = {name: known[f"{feature}.{name}"] for name in _needed(step, feature)}
-            for name, values in found.items():
+            found = {}
+            for name in _needed(step, feature):
+                if f"{feature}.{name}" not in known:
+                    raise ConfigError(
+                        f"{where}: it has no statistics {feature}.{name}, so nothing would be normalised. {remedy}"
+                    )
+                values = found[name] = known[f"{feature}.{name}"]
                 if not values.isfinite().all():
                     raise ConfigError(f"{where}: statistics '{feature}.{name}' are not finite. {remedy}")
                 if not _broadcasts(tuple(values.shape), shape):

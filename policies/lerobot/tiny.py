@@ -12,13 +12,12 @@ Such a policy knows nothing. It is there to be trained, and to try everything a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.interface.policy import NormalizationData
-from policies.lerobot.checkpoint import tensors
 from policies.lerobot.options import require_lerobot
 from wire.errors import ConfigError
 from wire.types import RobotSpec
@@ -76,9 +75,8 @@ def build_tiny(
     Raises `ConfigError` for another kind, a robot without camera or state, and a directory that is not empty.
     """
     require_lerobot()
-    make = _KINDS.get(kind)
-    if make is None:
-        raise ConfigError(f"no tiny '{kind}' can be built; there are {', '.join(sorted(_KINDS))}.")
+    if kind not in ("act", "smolvla"):
+        raise ConfigError(f"no tiny '{kind}' can be built; there are act, smolvla.")
     for what, count in (("camera", len(spec.cameras)), ("state dimension", spec.state_dim)):
         if not count:
             raise ConfigError(f"a tiny {kind} for robot '{spec.embodiment}': it has no {what}; lerobot wants one.")
@@ -92,7 +90,10 @@ def build_tiny(
 
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
-        policy = make(directory, spec, instructions, chunk, size, dict(changes or {}))
+        if kind == "act":
+            policy = _act(spec, chunk, dict(changes or {}))
+        else:
+            policy = _smolvla(directory, spec, instructions, chunk, size, dict(changes or {}))
     _save(policy, directory, spec, examples)
     return directory
 
@@ -128,9 +129,7 @@ def _smolvla(
     return policy
 
 
-def _act(
-    directory: Path, spec: RobotSpec, instructions: Sequence[str], chunk: int, size: TinySize, changes: dict[str, Any]
-) -> PreTrainedPolicy:
+def _act(spec: RobotSpec, chunk: int, changes: dict[str, Any]) -> PreTrainedPolicy:
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy
 
@@ -150,12 +149,6 @@ def _act(
     policy = ACTPolicy(ACTConfig(**fields | changes))
     _standardise(policy, max(camera.height for camera in spec.cameras), max(camera.width for camera in spec.cameras))
     return policy
-
-
-_KINDS: dict[str, Callable[[Path, RobotSpec, Sequence[str], int, TinySize, dict[str, Any]], PreTrainedPolicy]] = {
-    "smolvla": _smolvla,
-    "act": _act,
-}
 
 
 def _features(spec: RobotSpec, chunk: int) -> dict[str, Any]:
@@ -295,7 +288,7 @@ def _save(policy: PreTrainedPolicy, directory: Path, spec: RobotSpec, examples: 
     config: PreTrainedConfig = policy.config
     features = {**config.input_features, **config.output_features}
     found = of_limits(spec, features) if examples is None else of_examples(spec, features, examples)
-    before, after = make_pre_post_processors(config, dataset_stats=tensors(found))
+    before, after = make_pre_post_processors(config, dataset_stats=found)
     policy.save_pretrained(directory)
     before.save_pretrained(directory)
     after.save_pretrained(directory)

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from policies.flow.config import Conv, Positive, SlowPathConfig
-from policies.interface.registry import require_ranges
 from wire.errors import ConfigError
 
 Goal: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
@@ -27,10 +26,6 @@ class FastConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error_goal: Goal | None = None
     """a mean absolute error, as a share of the range: `fit` takes the scale and dead zone that meet it with the least
     to say"""
-
-    def require(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
-        require_ranges(self, "FAST tokeniser")
 
     def max_bytes(self, action_dim: int) -> int:
         """No tokeniser of this configuration is larger."""
@@ -54,10 +49,6 @@ class ResidualVQConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """a mean absolute error, as a share of the range: `fit` adds stages until chunks it was not fitted on meet it"""
     seed: int = 0
     """of the first codes of k-means"""
-
-    def require(self) -> None:
-        """Raise `ConfigError` for values that cannot work."""
-        require_ranges(self, "residual VQ")
 
     def max_bytes(self, horizon: int, action_dim: int) -> int:
         """No tokeniser of this configuration is larger."""

@@ -42,30 +42,28 @@ def make(tokenizer: str, config: dict[str, Any], spec: RobotSpec, seed: int) -> 
     """The policy. Raises `ConfigError` for a tokeniser or an option that cannot be used."""
     from policies.tokens.policy import TokenPolicy
 
-    options = _options(tokenizer, config)
-    return TokenPolicy(spec, _network(tokenizer, options, spec), seed, options.runtime, options.training)
+    options, network = _read(tokenizer, config, spec)
+    return TokenPolicy(spec, network, seed, options.runtime, options.training)
 
 
 def defaults(tokenizer: str, config: dict[str, Any], spec: RobotSpec) -> PolicyDefaults:
     """What it needs of its job. Raises `ConfigError` as `make` does, without making it."""
-    network = _network(tokenizer, _options(tokenizer, config), spec)
+    _, network = _read(tokenizer, config, spec)
     network.require()
     return PolicyDefaults(horizon=network.horizon, learning_rate=1e-3)
 
 
-def _options(tokenizer: str, config: dict[str, Any]) -> TokensOptions:
-    return read_options(config, TokensOptions, f"the configuration of policy 'tokens:{tokenizer}'")
-
-
-def _network(tokenizer: str, options: TokensOptions, spec: RobotSpec) -> TokensConfig:
+def _read(tokenizer: str, config: dict[str, Any], spec: RobotSpec) -> tuple[TokensOptions, TokensConfig]:
+    """What is configured, and the network that it makes."""
     what = f"policy 'tokens:{tokenizer}'"
+    options = read_options(config, TokensOptions, f"the configuration of {what}")
     if tokenizer not in ("", *TOKENIZERS):
         raise ConfigError(
             f"{what}: no such tokeniser.{suggest(tokenizer, TOKENIZERS)} There are {', '.join(TOKENIZERS)}."
         )
     chosen: Any = tokenizer or TOKENIZERS[0]
     fields = set(TokensOptions.__struct_fields__) - {"cameras", "runtime", "training"}
-    return TokensConfig(
+    return options, TokensConfig(
         state_dim=spec.state_dim,
         action_dim=spec.action_dim,
         cameras=camera_encoders(spec, options.cameras, what),

@@ -21,6 +21,7 @@ from msgspec import Meta
 from scipy.fft import dct, idct
 
 from policies.flow.config import NotNegative
+from policies.interface.registry import require_ranges
 from policies.tokens.config import FastConfig
 from policies.tokens.tokenizer import LIMIT, ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
@@ -82,7 +83,6 @@ class FastTokenizer(ActionTokenizer):
     @classmethod
     def unfitted(cls, low: np.ndarray, high: np.ndarray, horizon: int, config: FastConfig) -> FastTokenizer:
         """Before any data: the range is from `low` to `high`, float[da], and every integer is a token of its own."""
-        config.require()
         scaling = Scaling(np.asarray(low, np.float32), np.asarray(high, np.float32))
         # of a chunk at one end of the range; what is beyond is written with carries
         most = min(math.ceil(config.scale * math.sqrt(horizon)), (config.vocabulary - 3) // 2)
@@ -98,7 +98,7 @@ class FastTokenizer(ActionTokenizer):
         for an error goal that no scale meets.
         """
         config = config or FastConfig()
-        config.require()
+        require_ranges(config, "FAST tokeniser")
         chunks = require_chunks(chunks)
         chunks = chunks[spread(len(chunks), _FITTED)]
         scaling = Scaling.fit(chunks, least_span)

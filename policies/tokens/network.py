@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from policies.common.normalizer import Normalizer
+from policies.flow.networks.attention_pooler import FeedForward
 from policies.flow.networks.fast import AGE_FEATURES, AgeFeatures
 from policies.flow.networks.slow import ConvSlowPath
 from policies.tokens.config import TokensConfig
@@ -57,9 +58,9 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.before, self.between, self.behind = (nn.LayerNorm(width) for _ in range(3))
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.own, self.cross = Attention(width, heads), Attention(width, heads)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+        self.feed = FeedForward(width)
 
     def forward(self, x: torch.Tensor, memory: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """[n, t, w], all tokens at once; `memory` is `cross.keys_values`."""
@@ -83,8 +84,7 @@ class DecoderBlock(nn.Module):
         return self._rest(x + self.own(quiet, keys, values, past[None], False), memory), keys, values
 
     def _rest(self, x: torch.Tensor, memory: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        x = x + self.cross(self.between(x), *memory, None, False)
-        return x + self.feed(self.behind(x))
+        return self.feed(x + self.cross(self.between(x), *memory, None, False))
 
 
 class DecoderContext(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -11,7 +9,7 @@ from policies.common.batches import hold_masked, to_tensor
 from policies.common.noise import seeded
 from policies.common.runtime import Runtime, compiled
 from policies.common.weights import refresh
-from policies.flow.network_policy import NetworkPolicy
+from policies.flow.policy import NetworkPolicy
 from policies.interface.policy import Batch, NormalizationData
 from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, TokensConfig
@@ -73,7 +71,7 @@ class TokenPolicy(NetworkPolicy):
             self._read = packed, packed._version, self._require_tokenizer(unpack(packed))
         return self._read[2]
 
-    def _require_able(self, prefix: Prefix) -> None:
+    def _require_usable_prefix(self, prefix: Prefix) -> None:
         if prefix.committed or prefix.guided:
             raise PolicyError(
                 f"version {self.version} says whole chunks as tokens and cannot begin one with what is committed; ask "
@@ -83,37 +81,28 @@ class TokenPolicy(NetworkPolicy):
     def _draw_seed(self) -> int:
         return super()._draw_seed() if self.config.temperature else 0
 
-    def _actions(
-        self,
-        observations: Sequence[Observation],
-        latents: Sequence[Latent],
-        prefixes: Sequence[Prefix | None],
-        seeds: Sequence[int],
-    ) -> list[np.ndarray]:
+    def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
         noise = None
         if self.config.temperature:
-            shape = self.config.longest, self.config.action_vocabulary + 1
-            drawn = torch.stack([torch.rand(shape, generator=seeded(seed)) for seed in seeds])
+            shape = 1, self.config.longest, self.config.action_vocabulary + 1
             # the Gumbel-max trick: the largest of logits + temperature * noise is a draw from their softmax
-            noise = -(-drawn.clamp_min(1e-12).log()).log().to(self.device)
+            noise = -(-torch.rand(shape, generator=seeded(seed)).clamp_min(1e-12).log()).log().to(self.device)
             noise *= self.config.temperature
-        state, age = self._states(observations), self._ages(observations, latents)
+        state, age = self._state(observation), self._age(observation, latent)
         with self.runtime.autocast():
-            said = self._say(self._latents(latents), state, age, noise)
-        return [self.tokenizer.decode(tokens) for tokens in said]
+            return self.tokenizer.decode(self._sample_tokens(self._latent(latent), state, age, noise))
 
-    def _say(
+    def _sample_tokens(
         self, latent: torch.Tensor, state: torch.Tensor, age: torch.Tensor | None, noise: torch.Tensor | None
-    ) -> list[list[int]]:
-        """Tokens of each chunk, the likeliest or a draw each time, until it ends or there is no more room."""
+    ) -> list[int]:
+        """Tokens of a chunk, the likeliest or a draw each time, until it ends or there is no more room."""
         decoder, tokenizer = self._acting.decoder, self.tokenizer
         edge = self.config.action_vocabulary
         memory = decoder.context(latent, self._acting.normalizer(state), age)
         cache = decoder.cache(memory)
-        token = torch.full((len(state),), edge, device=self.device)
+        token = torch.full((1,), edge, device=self.device)
         every = torch.arange(edge + 1, device=self.device)
-        said: list[list[int]] = [[] for _ in range(len(state))]
-        going = set(range(len(state)))
+        said: list[int] = []
         for position in range(min(self.config.longest, tokenizer.length or self.config.longest)):
             logits, cache = self._step(decoder, token, torch.tensor(position, device=self.device), memory, cache)
             first, last = tokenizer.allowed(position)
@@ -122,13 +111,9 @@ class TokenPolicy(NetworkPolicy):
                 able |= every == edge
             scores = logits.float() if noise is None else logits.float() + noise[:, position]
             token = scores.masked_fill(~able, -torch.inf).argmax(-1)
-            for row, chosen in enumerate(token.tolist()):
-                if row in going and chosen != edge:
-                    said[row].append(chosen)
-                else:
-                    going.discard(row)
-            if not going:
+            if int(token) == edge:
                 break
+            said.append(int(token))
         return said
 
     def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:
@@ -163,7 +148,7 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
-        read = self._read_batch(batch, {})
+        read = self._read_batch(batch)
         arrays, mask = read.arrays, read.arrays["mask"]
         chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
         share = mask.cpu().numpy().mean(-1)
@@ -173,7 +158,7 @@ class TokenPolicy(NetworkPolicy):
             tokens[row] = one
         return self.module.loss(
             list(read.images.values()),
-            self._words(read.instructions),
+            self._instruction_ids(read.instructions),
             arrays["state"],
             tokens,
             to_tensor(share.astype(np.float32), self.device),

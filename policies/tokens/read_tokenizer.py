@@ -7,14 +7,9 @@ from policies.tokens.residual_vq import ResidualVQ
 from policies.tokens.tokenizer import ActionTokenizer
 from wire.errors import InvalidDataError
 
-_MAX_BYTES = 1 << 26
-"""no tokeniser is larger"""
-
 
 def read_tokenizer(data: bytes) -> ActionTokenizer:
     """What any tokeniser's `to_bytes` gave. Raises `InvalidDataError` for anything else."""
-    if len(data) > _MAX_BYTES:
-        raise InvalidDataError(f"action tokeniser: {len(data)} bytes, at most {_MAX_BYTES} are read.")
     # a pickle's first bytes may also begin the length of a good header, after which the header follows
     if data[8:9] != b"{" and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
         raise InvalidDataError(

@@ -19,6 +19,7 @@ import safetensors
 import safetensors.numpy
 from scipy.fft import dct, idct
 
+from policies.interface.registry import require_ranges
 from policies.tokens.config import ResidualVQConfig
 from policies.tokens.tokenizer import ActionTokenizer, Scaling, known_tokens, require_chunks, spread
 from wire.errors import ConfigError, InvalidDataError
@@ -70,7 +71,7 @@ class ResidualVQ(ActionTokenizer):
         when `config.tokens` stages do not meet the error goal.
         """
         config = config or ResidualVQConfig()
-        config.require()
+        require_ranges(config, "residual VQ")
         chunks = require_chunks(chunks)
         chunks = chunks[spread(len(chunks), _FITTED)]
         scaling = Scaling.fit(chunks, least_span)

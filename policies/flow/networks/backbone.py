@@ -33,18 +33,14 @@ def describe(directory: Path | str, layers: int = 0, words: int = 48, train: boo
             f"{directory / 'config.json'}: model_type '{config.get('model_type')}'; a slow path can be one of the "
             f"SmolVLM family: {', '.join(FAMILY)}."
         )
-    text, vision = config.get("text_config") or {}, config.get("vision_config") or {}
     try:
         # what is left out has the default of the configuration's class
-        sides = int(vision.get("image_size", 224)) // int(vision.get("patch_size", 32))
-        tokens = sides * sides // int(config.get("scale_factor", 2)) ** 2
-        there, hidden = int(text.get("num_hidden_layers", 32)), int(text.get("hidden_size", 4096))
-        image = int(vision.get("image_size", 224))
-    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        there = int((config.get("text_config") or {}).get("num_hidden_layers", 32))
+    except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{directory / 'config.json'}: its sizes cannot be read: {error}. {_WRITE}") from error
     if layers < 0 or layers > there:
         raise ConfigError(f"flow policy: {layers} layers of the text model in {directory}, which has {there}; 0: all.")
-    return Vlm(fingerprint(directory), layers or there, hidden, image, tokens, words, train)
+    return Vlm(fingerprint(directory), layers or there, words, train)
 
 
 def fingerprint(directory: Path) -> str:

@@ -46,7 +46,9 @@ class Backbone(nn.Module):
         super().__init__()
         directory = require_backbone(directory, vlm, random)
         model = _model(directory, random)
-        self.settings = vlm
+        self.hidden: int = model.config.text_config.hidden_size
+        self.size: int = model.config.vision_config.image_size
+        """S"""
         self.vision, self.connector, self.text = model.vision_model, model.connector, model.text_model
         self.text.layers = self.text.layers[: vlm.layers]
         self.text.config.num_hidden_layers = vlm.layers
@@ -86,7 +88,7 @@ class Backbone(nn.Module):
 
     def square(self, images: torch.Tensor) -> torch.Tensor:
         """uint8[b, h, w, 3] -> [b, 3, S, S]: its longer side brought to S, black to the right or below."""
-        size, pixels = self.settings.image, images.permute(0, 3, 1, 2).float() / 255
+        size, pixels = self.size, images.permute(0, 3, 1, 2).float() / 255
         height, width = pixels.shape[2:]
         scale = size / max(height, width)
         shape = max(1, round(height * scale)), max(1, round(width * scale))
@@ -104,8 +106,8 @@ class VlmSlowPath(nn.Module):
         super().__init__()
         assert config.pooler is not None
         self.backbone = backbone
-        self.token = nn.Linear(backbone.settings.hidden, config.pooler.inner)
-        self.norm = nn.LayerNorm(backbone.settings.hidden)
+        self.token = nn.Linear(backbone.hidden, config.pooler.inner)
+        self.norm = nn.LayerNorm(backbone.hidden)
         self.pooler = AttentionPooler(config.pooler)
         self.width = self.pooler.width
 

@@ -1,12 +1,11 @@
 """How one kind of lerobot policy is divided into a slow and a fast path.
 
-A new kind needs a subclass of `PolicyPartition` and a line in `PARTITIONS`. Any other kind runs undivided, with the
-pictures themselves as its latent (`whole.py`).
+A new kind needs a subclass of `PolicyPartition` and a line in `policies.lerobot.policy.PARTITIONS`. Any other kind runs
+undivided, with the pictures themselves as its latent (`WholePartition`).
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from wire.errors import PolicyError
 if TYPE_CHECKING:
     from lerobot.policies.rtc.configuration_rtc import RTCConfig
 
-STATE, ACTION, PAD = "observation.state", "action", "action_is_pad"
+STATE, ACTION, PAD, PICTURES = "observation.state", "action", "action_is_pad", "observation.images"
+WORDS = "observation.language.tokens", "observation.language.attention_mask"
 """names in lerobot's batches"""
 Network: TypeAlias = Any
 """lerobot's `PreTrainedPolicy`, whose subclasses have nothing in common beyond that"""
@@ -119,37 +119,18 @@ class DenoisingPartition(PolicyPartition):
         """The flow's velocity at x [b, H, width] and a flow time."""
 
 
-PARTITIONS: dict[str, str] = {
-    "act": "policies.lerobot.partitions.vision:ActPartition",
-    "diffusion": "policies.lerobot.partitions.vision:DiffusionPartition",
-    "smolvla": "policies.lerobot.partitions.vla:SmolVLAPartition",
-    "pi0": "policies.lerobot.partitions.vla:PI0Partition",
-    "pi05": "policies.lerobot.partitions.vla:PI05Partition",
-}
-"""by `type` in a checkpoint's config.json"""
-
-
-def partition_of(kind: str) -> PolicyPartition:
-    """The partition of a lerobot policy type."""
-    module, _, name = PARTITIONS.get(kind, "policies.lerobot.partitions.whole:WholePartition").partition(":")
-    partition: PolicyPartition = getattr(importlib.import_module(module), name)()
-    return partition
-
-
 def words(policy: Network, batch: Tensors) -> tuple[Tensor, Tensor]:
     """Tokens int64[b, n] and bool[b, n], true for those that are words; n is always the configured length.
 
     So a latent has one shape whatever is said. What is padded is masked, and changes nothing.
     Raises `PolicyError` when the preprocessor made no tokens.
     """
-    from lerobot.utils.constants import OBS_LANGUAGE_ATTENTION_MASK, OBS_LANGUAGE_TOKENS
-
-    if OBS_LANGUAGE_TOKENS not in batch:
+    if WORDS[0] not in batch:
         raise PolicyError(
-            f"a {policy.config.type} policy reads instructions, but its preprocessor made no '{OBS_LANGUAGE_TOKENS}'; "
+            f"a {policy.config.type} policy reads instructions, but its preprocessor made no '{WORDS[0]}'; "
             "use the policy_preprocessor.json that belongs to it."
         )
-    tokens, said = batch[OBS_LANGUAGE_TOKENS], batch[OBS_LANGUAGE_ATTENTION_MASK].bool()
+    tokens, said = batch[WORDS[0]], batch[WORDS[1]].bool()
     more = policy.config.tokenizer_max_length - tokens.shape[1]
     if more > 0:
         tokens = torch.nn.functional.pad(tokens, (0, more))

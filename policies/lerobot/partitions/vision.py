@@ -1,22 +1,34 @@
-"""ACT and Diffusion: the slow path is the vision backbone, the fast one everything else.
+"""ACT and Diffusion: the slow path is the vision backbone, the fast one everything else. And any other type, undivided.
 
-`act` runs lerobot's own forward. Its vision backbone is replaced by a module that passes on what it is given, and what
-it is given in place of the pictures are the features that `think` made of them, so nothing of the network is written
-twice and the result is bit for bit that of lerobot's `predict_action_chunk`.
+`act` runs lerobot's own forward. The vision backbone of the first two is replaced by a module that passes on what it is
+given, and what it is given in place of the pictures are the features that `think` made of them, so nothing of the
+network is written twice and the result is bit for bit that of lerobot's `predict_action_chunk`.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from lerobot.utils.constants import OBS_IMAGES
 from torch import Tensor, nn
 
-from policies.lerobot.partitions.partition import ACTION, PAD, STATE, Guide, Latents, Network, PolicyPartition, Tensors
+from policies.lerobot.partitions.partition import (
+    ACTION,
+    PAD,
+    PICTURES,
+    STATE,
+    WORDS,
+    Guide,
+    Latents,
+    Network,
+    PolicyPartition,
+    Tensors,
+)
+from wire.errors import ConfigError
 
 
 class VisionPartition(PolicyPartition):
@@ -67,7 +79,7 @@ class ActPartition(VisionPartition):
         lerobot's own divides by the number of all actions: then a batch with many masked ones would count less.
         """
         images = [batch[name] for name in policy.config.image_features]
-        chosen, (mean, log_variance) = policy.model(batch | {OBS_IMAGES: images})
+        chosen, (mean, log_variance) = policy.model(batch | {PICTURES: images})
         kept = ~batch[PAD][..., None].expand_as(chosen)
         error = ((chosen - batch[ACTION]).abs() * kept).sum() / kept.sum()
         if not policy.config.use_vae:
@@ -109,7 +121,7 @@ class DiffusionPartition(VisionPartition):
         features = latent[0] if policy.config.n_obs_steps > 1 else latent[0][:, None]  # [1, n_obs_steps, cameras, f]
         state = batch[STATE] if policy.config.n_obs_steps > 1 else batch[STATE][:, None]
         diffusion = self._without_backbone(policy, _identity).diffusion
-        return diffusion.generate_actions({STATE: state, OBS_IMAGES: features}, noise=noise)
+        return diffusion.generate_actions({STATE: state, PICTURES: features}, noise=noise)
 
     def arrange(self, policy: Network, batch: Tensors) -> Tensors:
         """Actions and their padding from the first observation's tick on, `horizon` of them."""
@@ -146,3 +158,51 @@ class _FeatureMap(nn.Module):
 
     def forward(self, features: Tensor) -> dict[str, Tensor]:
         return {"feature_map": features}
+
+
+class WholePartition(PolicyPartition):
+    """`think` only keeps what it is shown; `act` is lerobot's `predict_action_chunk`."""
+
+    draws = True
+
+    def horizon(self, policy: Network) -> int:
+        for name in ("chunk_size", "action_chunk_size", "n_action_steps", "horizon"):
+            if isinstance(value := getattr(policy.config, name, None), int):
+                return value
+        raise ConfigError(
+            f"lerobot policy of type '{policy.name}': its configuration does not say how long a chunk is."
+        )
+
+    def think(self, policy: Network, batch: Tensors) -> Latents:
+        """bool[1, n], which pictures of the configuration and which words there are; then those, preprocessed."""
+        names = (*policy.config.image_features, *WORDS)
+        there = torch.tensor([[name in batch for name in names]])
+        return [there, *(batch[name] for name in names if name in batch)]
+
+    def act(
+        self, policy: Network, latent: Latents, batch: Tensors, noise: Tensor | None, guide: Guide | None
+    ) -> Tensor:
+        """What `predict_action_chunk` gives; a policy with queues of observations finds them filled."""
+        steps = policy.config.n_obs_steps
+        names = (*policy.config.image_features, *WORDS)
+        there = latent[0].reshape(-1, len(names))[-1].tolist()
+        whole = batch | dict(
+            zip((n for n, is_there in zip(names, there, strict=True) if is_there), latent[1:], strict=True)
+        )
+        for name in WORDS:
+            if steps > 1 and name in whole:
+                whole[name] = whole[name][:, -1]
+        policy.reset()
+        queues = getattr(policy, "_queues", None)
+        if isinstance(queues, dict) and STATE in queues:
+            if pictures := [whole[name] for name in policy.config.image_features if name in whole]:
+                whole[PICTURES] = torch.stack(pictures, -4)
+            for name, queue in queues.items():
+                if name != ACTION and isinstance(queue, deque) and name in whole:
+                    queue.extend(whole[name].unbind(1) if steps > 1 else [whole[name]] * (queue.maxlen or 1))
+        return policy.predict_action_chunk(whole)[:, : self.horizon(policy)]
+
+    def loss(self, policy: Network, batch: Tensors) -> Tensor:
+        """lerobot's own, over its number of actions; whether it heeds `action_is_pad` is up to the type."""
+        loss: Tensor = policy.forward(batch)[0]
+        return loss

@@ -23,23 +23,11 @@ def broken(policy_type, spec, config):
 def test_flow_policies_conform(seeing, seeing_net, blind, blind_net):
     for spec, config in ((seeing, seeing_net), (blind, blind_net)):
         checks = check_policy(lambda spec=spec, config=config: FlowPolicy(spec, config, seed=3))
-        assert len(checks) == len(CHECKS) == 31
+        assert len(checks) == len(CHECKS) == 30
         assert [f"{c.name}: {c.detail}" for c in checks if not c.passed] == []
 
 
-class One(FlowPolicy):
-    """Without the ways to think and act for several robots at once, which would pass by what is broken below."""
-
-    act_batch = think_batch = None
-
-    def think(self, observation):
-        return FlowPolicy.think_batch(self, [observation])[0]
-
-    def act(self, observation, latent, tick, prefix=None):
-        return FlowPolicy.act_batch(self, [observation], [latent], [tick], [prefix])[0]
-
-
-class Wide(One):
+class Wide(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         chunk = super().act(observation, latent, tick, prefix)
         return ActionChunk(
@@ -47,40 +35,40 @@ class Wide(One):
         )
 
 
-class Peeking(One):
+class Peeking(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         fresh = self.think(observation)
         return super().act(observation, fresh, tick, prefix)
 
 
-class Careless(One):
+class Careless(FlowPolicy):
     def load(self, weights, version):
         self.version = version
 
 
-class Frozen(One):
+class Frozen(FlowPolicy):
     def loss(self, batch):
         return self.module.slow.words.weight.square().mean()
 
 
-class Failing(One):
+class Failing(FlowPolicy):
     def think(self, observation):
         raise RuntimeError("the camera is upside down")
 
 
-class Random(One):
+class Random(FlowPolicy):
     made = itertools.count()
 
     def __init__(self, *arguments):
         super().__init__(*arguments, seed=next(self.made))
 
 
-class Forgetful(One):
+class Forgetful(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         return super().act(observation, latent, tick)
 
 
-class Copying(One):
+class Copying(FlowPolicy):
     """Puts what is committed in front of a chunk that knows nothing of it."""
 
     def act(self, observation, latent, tick, prefix=None):
@@ -92,36 +80,36 @@ class Copying(One):
         return msgspec.structs.replace(chunk, actions=actions)
 
 
-class Boastful(One):
+class Boastful(FlowPolicy):
     trained = PolicyCapabilities(residual_trained=True)
 
 
-class Impatient(One):
+class Impatient(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         if observation.time_ns - latent.observed_ns > 3 * self.spec.period_ns:
             observation = msgspec.structs.replace(observation, state=-observation.state)
         return super().act(observation, latent, tick, prefix)
 
 
-class Loud(One):
+class Loud(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         torch.rand(1)
         return super().act(observation, latent, tick, prefix)
 
 
-class Gambling(One):
+class Gambling(FlowPolicy):
     def think(self, observation):
         latent = super().think(observation)
         return msgspec.structs.replace(latent, data=latent.data + np.random.default_rng().normal(0, 0.1))
 
 
-class Numb(One):
+class Numb(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         numb = msgspec.structs.replace(observation, state=0 * observation.state)
         return super().act(numb, latent, tick, prefix)
 
 
-class Feeling(One):
+class Feeling(FlowPolicy):
     def think(self, observation):
         latent = super().think(observation)
         return msgspec.structs.replace(latent, data=latent.data + observation.state.sum())
@@ -131,7 +119,7 @@ class Candid(Feeling):
     think_reads_state = True
 
 
-class Zeroed(One):
+class Zeroed(FlowPolicy):
     """Whose last layer begins with zeros, so that at first nothing behind it matters or learns."""
 
     def __init__(self, *arguments, **named):
@@ -140,7 +128,7 @@ class Zeroed(One):
         torch.nn.init.zeros_(self.module.fast.head[-1].bias)
 
 
-class Remembering(One):
+class Remembering(FlowPolicy):
     seen = None
 
     def think(self, observation):
@@ -153,7 +141,7 @@ class Remembering(One):
         return super().act(observation, latent, tick, prefix)
 
 
-class Unsendable(One):
+class Unsendable(FlowPolicy):
     def think(self, observation):
         latent = super().think(observation)
         return msgspec.structs.replace(latent, data=latent.data.astype(np.float16))
@@ -163,48 +151,33 @@ class Unsendable(One):
         return super().act(observation, latent, tick, prefix)
 
 
-class Together(One):
-    def act_batch(self, observations, latents, ticks):
-        return [self.act(*one) for one in zip(observations, latents, ticks, strict=True)]
-
-
-class Shuffling(Together):
-    def act_batch(self, observations, latents, ticks):
-        return super().act_batch(observations, latents[::-1], ticks)
-
-
-class Mixing(One):
-    def think_batch(self, observations):
-        return [self.think(observation) for observation in observations[::-1]]
-
-
-class Restless(One):
+class Restless(FlowPolicy):
     def act(self, observation, latent, tick, prefix=None):
         chunk = super().act(observation, latent, tick, prefix)
         self.module.normalizer.mean.add_(0.1)
         return chunk
 
 
-class Hospitable(One):
+class Hospitable(FlowPolicy):
     def think(self, observation):
         dark = {camera.name: Frame(900, np.zeros((16, 16, 3), np.uint8)) for camera in self.spec.cameras}
         return super().think(msgspec.structs.replace(observation, images={**dark, **observation.images}))
 
 
-class Stubborn(One):
+class Stubborn(FlowPolicy):
     def load(self, weights, version):
         kept = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         super().load(weights, version)
         self.module.load_state_dict(kept)
 
 
-class Gullible(One):
+class Gullible(FlowPolicy):
     def load(self, weights, version):
         own = read_header(self.save())
         super().load(pack(unpack(weights)[1], own), version)
 
 
-class Chatty(One):
+class Chatty(FlowPolicy):
     def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self.module.slow.words.weight.requires_grad_(False)
@@ -216,7 +189,7 @@ class Thawing(Chatty):
         return super().loss(batch)
 
 
-class Local(One):
+class Local(FlowPolicy):
     middle = 0.0
 
     def set_normalization(self, examples):
@@ -228,28 +201,28 @@ class Local(One):
         return super().act(shifted, latent, tick, prefix)
 
 
-class Overflowing(One):
+class Overflowing(FlowPolicy):
     def loss(self, batch):
         return super().loss(batch) * (float("inf") if torch.is_autocast_enabled("cpu") else 1)
 
 
-class Padded(One):
+class Padded(FlowPolicy):
     def loss(self, batch):
         mask = np.asarray(batch["mask"])
         return super().loss({**batch, "mask": np.ones_like(mask) if mask.any() else mask})
 
 
-class Crowded(One):
+class Crowded(FlowPolicy):
     def loss(self, batch):
         return super().loss({**batch, "state": batch["state"] - 3 * batch["state"].mean(0)})
 
 
-class Grouping(One):
+class Grouping(FlowPolicy):
     def loss(self, batch):
         return super().loss(batch) * batch["state"].ndim
 
 
-class Trusting(One):
+class Trusting(FlowPolicy):
     def loss(self, batch):
         dark = {camera.name: np.zeros((len(batch["state"]), 16, 16, 3), np.uint8) for camera in self.spec.cameras}
         return super().loss({**batch, "images": {**dark, **batch["images"]}})
@@ -312,9 +285,6 @@ class Trusting(One):
         (Zeroed, set()),
         (Remembering, {"act goes by the latent it is given"}),
         (Unsendable, {"a latent can be sent to another process"}),
-        (Together, set()),
-        (Shuffling, {"several observations at once are as one by one"}),
-        (Mixing, {"several observations at once are as one by one"}),
         (Restless, {"acting changes no weights"}),
         (Hospitable, {"an observation that does not fit is refused"}),
         (Stubborn, {"loaded weights take effect", "statistics travel with the weights"}),
@@ -337,20 +307,13 @@ def test_each_broken_promise_is_noticed(seeing, seeing_net, kind, expected):
 @pytest.mark.slow
 def test_a_policy_that_only_copies_what_is_committed_is_noticed(seeing, seeing_net):
     config = msgspec.structs.replace(seeing_net, max_offset=2, prefix=True)
-    assert broken(One, seeing, config) == set()
+    assert broken(FlowPolicy, seeing, config) == set()
     assert broken(Copying, seeing, config) == {"the rest of a chunk goes by what is committed"}
 
 
 def test_an_error_is_reported_with_its_words(seeing, seeing_net):
     checks = check_policy(lambda: Failing(seeing, seeing_net))
     assert any("the camera is upside down" in check.detail for check in checks)
-
-
-def test_each_check_is_told_when_it_is_done(seeing, seeing_net):
-    heard = []
-    checks = check_policy(lambda: FlowPolicy(seeing, seeing_net), notify=heard.append)
-    assert heard == checks
-    assert [check.name for check in checks] == list(CHECKS)
 
 
 def test_examples_fit_what_a_policy_asks_for(seeing):

@@ -43,7 +43,7 @@ def test_sizes_have_the_parameters_they_say(arms, size, least, most):
 
 def test_the_large_one_has_a_fast_path_of_300_million(arms):
     """Its slow path is a backbone, which is counted by itself."""
-    vlm = Vlm("0" * 64, layers=16, hidden=2048, image=512, image_tokens=64)
+    vlm = Vlm("0" * 64, layers=16)
     config = network("large", arms, max_offset=8, prefix=True, vlm=vlm)
     assert config.stem == () and config.pooler.layers == 0
     with torch.device("meta"):

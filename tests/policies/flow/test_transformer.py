@@ -14,14 +14,18 @@ from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
 from policies.flow.policy import FlowPolicy
 from policies.interface.trainable import FinetuneConfig, Lora
-from tests.policies.flow.test_offsets import chunk, older
+from tests.policies.flow.test_offsets import chunk
 from tests.policies.flow.test_strategies import jumps, train
 from tests.samples import states_only
 from wire.errors import ConfigError, InvalidDataError, PolicyError
-from wire.types import Prefix
 
 MIDDLE, HALF = np.float32([0, 5]), np.float32([2, 5])
 TOKENS = {"transformer": Transformer(32, 2, 2), "pooler": AttentionPoolerConfig(queries=4, width=16, inner=16, heads=2)}
+
+
+def act(policy, observations):
+    """float32[n, H, da]: a chunk for each observation."""
+    return np.stack([policy.act(seen, policy.think(seen), 0).actions for seen in observations])
 
 
 @pytest.fixture
@@ -99,26 +103,6 @@ def test_committed_actions_are_at_time_one_whatever_time_it_is(seeing, full):
     assert not torch.allclose(*free)
 
 
-def test_many_at_once_act_as_one_after_the_other(seeing, full):
-    one, many = FlowPolicy(seeing, full, seed=5), FlowPolicy(seeing, full, seed=5)
-    observations = [
-        example_observation(seeing, seed, task) for seed, task in enumerate(("go", "", "open the door", "x"))
-    ]
-    latents = many.think_batch(observations)
-    for single, latent in zip(map(one.think, observations), latents, strict=True):
-        np.testing.assert_allclose(single.data, latent.data, atol=1e-5)
-        assert single.observed_ns == latent.observed_ns
-    latents = [older(latent, ticks, seeing) for ticks, latent in enumerate(latents)]
-    known = np.float32([[0.5, 2], [0.1, 9], [-1, 4]])
-    prefixes = [None, Prefix(known, 2), Prefix(known, 1, guided=True), Prefix(known[:1], 1)]
-    chunks = many.act_batch(observations, latents, [3, 4, 5, 6], prefixes)
-    for tick, found in enumerate(chunks):
-        alone = one.act(observations[tick], latents[tick], tick + 3, prefixes[tick])
-        np.testing.assert_allclose(found.actions, alone.actions, atol=1e-4)
-        assert found.first_tick == tick + 3
-    assert np.array_equal(chunks[1].actions[:2], known[:2])
-
-
 def test_no_word_and_no_camera_still_make_a_latent(blind, blind_net):
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, **TOKENS))
     latents = [policy.think(example_observation(blind, task=task)).data for task in ("", "go left")]
@@ -150,9 +134,7 @@ def test_a_policy_told_which_actions_were_good_does_those(blind, blind_net, toke
     observations = [example_observation(blind, seed, "go") for seed in range(8)]
 
     def means(policy):
-        latents = policy.think_batch(observations)
-        chunks = policy.act_batch(observations, latents, [0] * 8)
-        return np.array([((c.actions - MIDDLE) / HALF).mean() for c in chunks])
+        return np.array([((actions - MIDDLE) / HALF).mean() for actions in act(policy, observations)])
 
     assert means(policy).min() > 0.1
     unguided = FlowPolicy(blind, msgspec.structs.replace(config, guidance=0.0))
@@ -204,9 +186,8 @@ def test_the_transformer_learns_to_imitate(blind, blind_net, predict):
         found = []
         for text in goals:
             observations = [example_observation(blind, seed, text) for seed in range(8)]
-            chunks = policy.act_batch(observations, policy.think_batch(observations), [0] * 8)
             wanted = [expert(observation.state, text) for observation in observations]
-            found.append(np.abs((np.stack([c.actions for c in chunks]) - wanted) / HALF).mean())
+            found.append(np.abs((act(policy, observations) - wanted) / HALF).mean())
         return np.mean(found)
 
     policy = FlowPolicy(blind, msgspec.structs.replace(blind_net, predict=predict, **TOKENS))
@@ -247,8 +228,7 @@ def test_it_finds_a_thing_in_the_picture(seeing, net):
         msgspec.structs.replace(o, images={"front": msgspec.structs.replace(o.images["front"], image=image)})
         for o, image in zip(seen, images, strict=True)
     ]
-    chunks = policy.act_batch(seen, policy.think_batch(seen), [0] * 16)
-    error = np.abs((np.stack([c.actions for c in chunks]) - wanted) / HALF).mean()
+    error = np.abs((act(policy, seen) - wanted) / HALF).mean()
     assert error < 0.2  # somewhere in the middle would be 0.5
 
 

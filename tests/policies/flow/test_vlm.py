@@ -197,13 +197,21 @@ def test_a_pickle_is_refused(seeing, net, copy):
         ("not json", "config.json: not JSON"),
         ("[]", "config.json: not a JSON object"),
         ('{"model_type": "llama"}', "model_type 'llama'.*smolvlm"),
-        ('{"model_type": "smolvlm", "vision_config": {"patch_size": 0}}', "sizes cannot be read"),
+        ('{"model_type": "smolvlm", "text_config": {"num_hidden_layers": "many"}}', "sizes cannot be read"),
     ],
 )
 def test_a_configuration_that_is_none_is_named(copy, write, says):
     (copy / "config.json").write_text(write)
     with pytest.raises(ConfigError, match=says):
         describe(copy)
+
+
+def test_sizes_that_cannot_be_are_refused(seeing, net, copy):
+    config = json.loads((copy / "config.json").read_text())
+    config["vision_config"]["patch_size"] = 0
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="copy: the vision-language model cannot be read"):
+        FlowPolicy(seeing, msgspec.structs.replace(net, vlm=describe(copy)), vlm=copy)
 
 
 def test_weights_of_another_model_are_refused(seeing, net, directory, copy, tmp_path):

@@ -12,7 +12,6 @@ import torch
 from policies.conformance.check import check_policy, example_batch, example_observation
 from policies.lerobot.batch_adapter import ObservationHistory
 from policies.lerobot.checkpoint import LeRobotCheckpoint
-from policies.lerobot.partitions.partition import partition_of
 from tests.extras import needs
 from tests.policies.lerobot.lerobot_side import PICTURE, STATE, as_lerobot
 from wire.codec import decode, encode
@@ -24,10 +23,10 @@ pytestmark = [pytest.mark.slow, needs("lerobot")]
 
 
 def setup_module() -> None:
-    global LeRobotPolicy, WholePartition
+    global LeRobotPolicy, PARTITIONS, WholePartition
     # lerobot itself: 16 s, in the process that runs these tests alone
-    from policies.lerobot.partitions.whole import WholePartition
-    from policies.lerobot.policy import LeRobotPolicy
+    from policies.lerobot.partitions.vision import WholePartition
+    from policies.lerobot.policy import PARTITIONS, LeRobotPolicy
 
 
 def later(observation, ticks: int, robot: RobotSpec, **changes):
@@ -76,8 +75,8 @@ def test_divided_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kin
     batch = before(as_lerobot(example_observation(robot)))
     felt = {STATE: batch[STATE]}
     chunks = []
-    for partition in (partition_of(kind), WholePartition()):
-        shape = partition_of(kind).noise_shape(network)
+    for partition in (PARTITIONS[kind](), WholePartition()):
+        shape = PARTITIONS[kind]().noise_shape(network)
         with torch.no_grad(), torch.random.fork_rng():
             thought, state = partition.think(network, {PICTURE: batch[PICTURE], **felt}), dict(felt)
             if steps > 1:
@@ -88,7 +87,7 @@ def test_divided_and_whole_give_the_same_bits(robot, act_dir, diffusion_dir, kin
             if isinstance(partition, WholePartition):
                 torch.manual_seed(3)  # lerobot draws the same noise itself
             chunks.append(partition.act(network, thought, state, noise, None))
-    assert chunks[0].shape == (1, partition_of(kind).horizon(network), 2)
+    assert chunks[0].shape == (1, PARTITIONS[kind]().horizon(network), 2)
     if steps == 1:
         assert torch.equal(*chunks)
     # the pictures of two ticks are encoded one by one instead of together, which rounds otherwise
@@ -108,7 +107,7 @@ def test_two_cameras(robot, act_checkpoint, diffusion_checkpoint, kind, apart):
         seen = {name: torch.rand(1, 3, 64, 64) for name in (PICTURE, "observation.images.wrist")}
     felt = {STATE: torch.rand(1, 3, generator=torch.Generator().manual_seed(1))}
     chunks = []
-    for partition in (partition_of(kind), WholePartition()):
+    for partition in (PARTITIONS[kind](), WholePartition()):
         with torch.no_grad(), torch.random.fork_rng():
             thought = partition.think(network, seen | felt)
             torch.manual_seed(3)
@@ -129,7 +128,9 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
         with torch.random.fork_rng():
             torch.manual_seed(1)
             ours = policy.loss(batch)
-            prepared = policy._partition.arrange(policy.module, policy._before(policy._adapter.training(batch)))
+            prepared = policy._partition.arrange(
+                policy.module, policy._preprocess(policy._adapter.training_batch(batch))
+            )
             torch.manual_seed(1)
             theirs, parts = policy.module.forward(prepared)
         pad = prepared["action_is_pad"]
@@ -143,7 +144,7 @@ def test_loss_is_lerobots_own_as_a_mean_over_kept_actions(robot, act, diffusion,
 def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=1)
     batch["mask"][0, 0, 4:] = False
-    flat = diffusion._before(diffusion._adapter.training(batch))
+    flat = diffusion._preprocess(diffusion._adapter.training_batch(batch))
     arranged = diffusion._partition.arrange(diffusion.module, flat)
     assert torch.equal(arranged["action"][:, 1:], flat["action"])
     assert torch.equal(arranged["action"][:, 0], flat["action"][:, 0]), "the tick before repeats the first action"
@@ -153,12 +154,12 @@ def test_diffusion_learns_the_window_where_the_chunk_will_be(robot, diffusion):
 
 def test_history_of_a_batch_is_what_the_network_sees(robot, diffusion):
     batch = example_batch(robot, 7, images=2, steps=3)
-    alone = diffusion._adapter.training(batch)
+    alone = diffusion._adapter.training_batch(batch)
     assert torch.equal(alone[STATE][:, 0], alone[STATE][:, 1]) and alone[STATE].shape == (6, 2, 3)
     assert torch.equal(alone[PICTURE][:, 0], alone[PICTURE][:, 1]) and alone[PICTURE].shape == (6, 2, 3, 64, 64)
     batch["past_state"] = batch["state"][:, :, None] - 0.5
     batch["past_images"] = {"front": 255 - batch["images"]["front"][:, None]}
-    found = diffusion._adapter.training(batch)
+    found = diffusion._adapter.training_batch(batch)
     assert torch.allclose(found[STATE][:, 0], alone[STATE][:, 1] - 0.5)
     assert torch.allclose(found[PICTURE][:, 0], 1 - alone[PICTURE][:, 1], atol=1e-6)
     assert torch.equal(found[STATE][:, 1], alone[STATE][:, 1])
@@ -262,7 +263,7 @@ def test_one_policy_thinks_for_two_robots(robot, diffusion_checkpoint):
         sent = decode(encode(ThinkReply(0, latent, (0,)))).latent
         chunk = hers.act(mine, sent, tick).actions
         assert np.array_equal(chunk, alone.act(mine, own, tick).actions)
-    features = hers._thoughts.nearest()[0]
+    features = hers._latent_history.nearest()[0]
     assert features.shape[1] == 2 and not torch.equal(features[:, 0], features[:, 1]), "the tick before is remembered"
     before = later(example_observation(robot, 12), 2, robot)
     assert torch.equal(features[:, 0], alone._tensors(alone.think(before))[0])

@@ -84,7 +84,7 @@ def test_what_lerobot_train_wrote_acts_and_learns(robot, run):
     observation = example_observation(robot)
     chunk = policy.act(observation, policy.think(observation), 0)
     assert chunk.actions.shape == (8, 2) and policy.pretrained
-    state = policy._before({"observation.state": torch.full((1, 3), 2.0)})["observation.state"]
+    state = policy._preprocess({"observation.state": torch.full((1, 3), 2.0)})["observation.state"]
     assert state.abs().max() < 1, "normalised with the statistics of the dataset"
     other = make(str(run / "checkpoints" / "last"), {"statistics": "spec"}, robot, 0)
     other.load(policy.save(), 1)
@@ -113,7 +113,7 @@ def test_adapters_of_lerobot_are_merged(robot, run, tmp_path):
     adapted.save_pretrained(tmp_path / "peft")
     network.config.save_pretrained(tmp_path / "peft")
     policy, plain = make(str(tmp_path / "peft"), {}, robot, 0), make(str(base), {}, robot, 0)
-    before = policy._before(policy._adapter.seen(example_observation(robot)))
+    before = policy._preprocess(policy._adapter.observation_batch(example_observation(robot)))
     with torch.no_grad():
         expected = network.predict_action_chunk(before)
         assert torch.allclose(policy.module.predict_action_chunk(before), expected, atol=1e-5)

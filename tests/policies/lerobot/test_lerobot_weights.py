@@ -45,7 +45,7 @@ def test_statistics_travel_with_the_weights(robot, act_dir, act_checkpoint):
     rng = np.random.default_rng(0)
     states = rng.normal(3, 2, (500, 3)).astype(np.float32)
     fitted.set_normalization(NormalizationData(states, rng.uniform(-1, 1, (40, 8, 2)).astype(np.float32)))
-    batch = fitted._before({STATE: torch.from_numpy(states)})
+    batch = fitted._preprocess({STATE: torch.from_numpy(states)})
     assert torch.allclose(batch[STATE].mean(0), torch.zeros(3), atol=1e-3)
     assert torch.allclose(batch[STATE].std(0), torch.ones(3), atol=1e-2)
     other = LeRobotPolicy(robot, act_checkpoint, LeRobotOptions(statistics="spec"))
@@ -60,12 +60,12 @@ def test_statistics_of_limits_map_them_to_one(robot, act_checkpoint, diffusion_c
     for checkpoint in (act_checkpoint, diffusion_checkpoint):
         policy = LeRobotPolicy(robot, checkpoint, LeRobotOptions(statistics="spec"))
         ends = torch.tensor(np.stack([robot.action_low(), robot.action_high()]))
-        found = policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"]
+        found = policy._preprocess({STATE: torch.zeros(2, 3), "action": ends})["action"]
         assert torch.allclose(found, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]), atol=1e-5)
         policy.set_normalization(
             NormalizationData(np.ones((4, 3), np.float32), np.zeros((0, policy.horizon, 2), np.float32))
         )
-        assert torch.equal(found, policy._before({STATE: torch.zeros(2, 3), "action": ends})["action"])
+        assert torch.equal(found, policy._preprocess({STATE: torch.zeros(2, 3), "action": ends})["action"])
 
 
 def test_the_average_of_weights_is_saved_like_the_policys_own(robot, act, act_checkpoint):
@@ -126,7 +126,7 @@ def test_a_picture_of_another_size_is_resized(robot, act_checkpoint):
     large = RobotSpec("robot", robot.state, robot.action, (CameraSpec("front", 128, 192, 20.0),), 20.0)
     policy = LeRobotPolicy(large, act_checkpoint)
     observation = example_observation(large)
-    seen = policy._adapter.seen(observation)[PICTURE]
+    seen = policy._adapter.observation_batch(observation)[PICTURE]
     image = observation.images["front"].image.astype(np.float32) / 255
     expected = image.reshape(64, 2, 64, 3, 3).mean((1, 3))
     assert np.allclose(seen[0].permute(1, 2, 0).numpy(), expected, atol=1e-5)

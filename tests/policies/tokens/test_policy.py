@@ -250,30 +250,13 @@ def test_said_token_by_token_is_what_is_said_at_once(reaching):
     decoder = policy.module.decoder
     state = torch.from_numpy(draw(3, 12))
     with torch.no_grad():
-        latent = policy.module.slow([], policy._words(["reach"] * 3))
+        latent = policy.module.slow([], policy._instruction_ids(["reach"] * 3))
         memory = decoder.context(latent, policy.module.normalizer(state), None)
         told = torch.randint(0, 100, (3, REACHING.longest), generator=torch.Generator().manual_seed(0))
         whole, cache = decoder(told, memory), decoder.cache(memory)
         for place in range(REACHING.longest):
             logits, cache = decoder.step(told[:, place], torch.tensor(place), memory, cache)
             assert torch.allclose(logits, whole[:, place], atol=1e-4)
-
-
-@pytest.mark.slow
-def test_several_at_once_are_one_after_the_other(reaching):
-    weights = reaching[0].save()
-    seen = [example_observation(REACHER, seed) for seed in range(4)]
-    chunks = []
-    for together in (False, True):
-        policy = TokenPolicy(REACHER, msgspec.structs.replace(REACHING, temperature=0.0), 1)
-        policy.load(weights, 1)
-        latents = [policy.think(one) for one in seen]
-        if together:
-            made = policy.act_batch(seen, latents, range(4))
-        else:
-            made = [policy.act(one, latent, i) for i, (one, latent) in enumerate(zip(seen, latents, strict=True))]
-        chunks.append([chunk.actions for chunk in made])
-    assert np.allclose(*chunks, atol=1e-5)
 
 
 def test_with_a_temperature_it_draws():
