@@ -51,14 +51,12 @@ def test_diffusion_is_lerobots_own_chunk_after_two_observations(robot, diffusion
     first = example_observation(robot, 1)
     second = later(example_observation(robot, 2), 1, robot)
     network, (before, after) = diffusion_checkpoint.policy(), diffusion_checkpoint.processors()
-    draws = torch.Generator().manual_seed(0)
     for observation in (first, second):
         chunk = diffusion.act(observation, diffusion.think(observation), 0)
-        noise = torch.randn(1, 8, 2, generator=draws)
-        seed = int(torch.randint(2**62, (), generator=draws))
+        noise = torch.randn(1, 8, 2, generator=torch.Generator().manual_seed(chunk.seed))
         prepared = before(as_lerobot(observation))
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(chunk.seed)
             network._queues["action"].clear()
             network.select_action({name: prepared[name] for name in (PICTURE, STATE)}, noise=noise)
         rest = [network._queues["action"].popleft() for _ in range(len(network._queues["action"]))]
