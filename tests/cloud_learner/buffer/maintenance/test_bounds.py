@@ -151,7 +151,7 @@ def test_no_transaction_of_maintenance_changes_more_than_a_few_hundred_rows(loca
         compact.rewrite(local.store, OTHER.hash, list(local.ledger.places(rows).values()), 9)
     upkeep.drop_dead(local.store, local.ledger)
     key = shard_key(OTHER.hash, local.ledger.shards()[0].number)
-    local.store.objects.put(key, local.store.objects.get(key)[:-9])
+    local.store.objects.put(key, local.store.objects.get(key)[:9])
     assert len([one for one in upkeep.verify(local.store, local.ledger, repair=True) if one.row]) == 500
     pruned = upkeep.prune(local.ledger, Retention(max_bytes=0), time.time_ns() + LATER_NS)
     assert (pruned.episodes, pruned.segments) == (1, 500) and local.ledger.segments_after(0) == ()
@@ -163,7 +163,7 @@ def test_others_are_at_work_while_verify_reads_and_between_the_pieces_of_prune(l
         _practice(local, f"e{n}")
         seal(local.store, local.ledger, 2000, force=True)
     key = shard_key(OTHER.hash, 1)
-    local.store.objects.put(key, local.store.objects.get(key)[:-9])
+    local.store.objects.put(key, local.store.objects.get(key)[:9])
     get, reads = local.store.objects.get, []
 
     def read(key):
