@@ -21,7 +21,7 @@ from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import intact
-from wire.types import Latent, Observation, Role
+from wire.types import Latent, Observation, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -306,9 +306,13 @@ class WeightSwapper:
         """the version that is loaded in the standby and waits for `switch`"""
         self.rejection = ""
         """why the newest weights were not taken, '' when they were"""
+        self._unfit: PolicyVersion | None = None
+        """what the policy refused last: it would again"""
 
     def submit(self, message: LoadWeights) -> bool:
         """These weights are wanted; True when they are the ones that run already."""
+        if message.version == self._unfit:
+            return False
         newest = self._next or (self._loading and self._loading[0]) or self.waiting or self.running
         if newest is None or newest.version != message.version:
             self._next = message
@@ -363,6 +367,8 @@ class WeightSwapper:
             result()
         except Exception as error:  # whatever a policy raises must not stop the one that runs
             known = isinstance(error, FleetError | OSError)
+            # A file that cannot be read now may be read the next time.
+            self._unfit = None if isinstance(error, OSError) else message.version
             self.rejection = not_taken(message.version.number, str(error) if known else repr(error))
             stays = f"stays on version {self.active.version}" if self.active.version else "has no version yet"
             log.error("robot '%s' %s: %s", self._name, stays, self.rejection, exc_info=not known)

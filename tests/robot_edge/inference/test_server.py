@@ -212,6 +212,20 @@ def test_what_was_applied_is_told_and_bad_weights_change_nothing(caplog: pytest.
     assert "stays on version 1" in caplog.text
 
 
+def test_what_does_not_fit_is_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.load(1)
+    # whoever asks every few seconds whether it was taken sends it again
+    for _ in range(3):
+        bench.load(2, "bad")
+    assert caplog.text.count("stays on version 1") == 1
+    bench.load(2, "good", "other")
+    assert bench.policy.version == 2
+    bench.load(3, "gone")
+    bench.load(3)
+    assert bench.policy.version == 3, "a file that could not be read may be there the next time"
+
+
 def test_what_runs_already_is_not_loaded_again_but_told() -> None:
     bench = Bench()
     bench.load(1)
