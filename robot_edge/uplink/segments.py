@@ -66,7 +66,8 @@ class SegmentBuilder:
             return None
         last = self._steps[-1]
         if last.terminated and outcome == EpisodeOutcome.aborted:
-            # Control died when all but the terminal observation was there.
+            # Control died when all but the terminal observation was there. Of an episode that was cut off then, nobody
+            # knows whether it had failed or was broken off.
             outcome = EpisodeOutcome.success.value
         if not (last.terminated or last.truncated):
             over = outcome == EpisodeOutcome.success

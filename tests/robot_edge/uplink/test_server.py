@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from robot_edge.control.command_inbox import CommandInbox
+from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.uplink.server import Uplink
 from tests import samples
 from wire.clock import ManualClock, clock_name
@@ -201,6 +203,16 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     desk.uplink.poll()
     assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
     assert len(segments(desk.received())) == 1
+
+
+def test_a_new_uplink_takes_back_what_an_earlier_one_said_of_the_disk(desk: Desk) -> None:
+    inbox = CommandInbox("robot-0", OperatorOverride(samples.spec(), desk.clock))
+    inbox.handle_message(Nack("the disk is full"))
+    assert not inbox.storage_ok
+    desk.hello()
+    for message in desk.to_control():
+        inbox.handle_message(message)
+    assert inbox.storage_ok
 
 
 def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) -> None:
