@@ -101,6 +101,12 @@ def room_warning(path: Path) -> str:
     )
 
 
+def spare_bytes(path: Path) -> int:
+    """How many bytes the disk below `path` takes until it is nearly full. Raises `OSError`."""
+    disk = shutil.disk_usage(path)
+    return int(disk.free - _NEARLY_FULL * disk.total)
+
+
 def remove_quietly(path: Path) -> None:
     """Remove a temporary file; one that is gone, or cannot be removed now, waits for `remove_leftovers`."""
     with contextlib.suppress(OSError):

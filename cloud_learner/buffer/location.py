@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.objects import open_objects
+from cloud_learner.buffer.store.range_cache import RangeCache
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import StorageError
 
@@ -22,6 +23,8 @@ class BufferLocation:
     """SQLAlchemy URL of a PostgreSQL database"""
     store: str = ""
     """URL of an object store, such as s3://bucket/prefix"""
+    cache_bytes: int = 0
+    """what readers keep of an object store on this machine's disk, at most; 0: nothing"""
 
     @property
     def ledger_location(self) -> str:
@@ -50,7 +53,8 @@ class BufferLocation:
         ledger = Ledger.open(self.ledger_location, read_only=True)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
-            store = SegmentStore(self.journal, open_objects(self.store_location), ledger)
+            cache = RangeCache(self.data / "cache", self.cache_bytes) if self.cache_bytes else None
+            store = SegmentStore(self.journal, open_objects(self.store_location, cache), ledger)
             store.require_there()
             undo.pop_all()
         return ledger, store

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
@@ -38,13 +38,15 @@ class RunIdentity(msgspec.Struct, frozen=True):
     """another one than the recipe's"""
 
 
-class BufferUrls(msgspec.Struct, frozen=True):
-    """Where the buffer of a fleet lies when it is not below its data directory."""
+class BufferSettings(msgspec.Struct, frozen=True):
+    """Where the buffer of a fleet lies when it is not below its data directory, and what is kept of it there."""
 
     ledger: str = ""
     """SQLAlchemy URL of a PostgreSQL database"""
     store: str = ""
     """URL of an object store, such as s3://bucket/prefix"""
+    cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 10_000_000_000
+    """what is kept of an object store on this machine's disk, at most; 0: nothing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class DataDirectory:
         """Where ledger, store and journal are: below `root`, or where `keep_buffer_at` said."""
         from cloud_learner.buffer.location import BufferLocation
 
-        urls = self._buffer_urls()
-        return BufferLocation(self.root, urls.ledger, urls.store)
+        noted = self._buffer_settings()
+        return BufferLocation(self.root, noted.ledger, noted.store, noted.cache_bytes)
 
     @contextlib.contextmanager
     def open_buffer(self, write: bool = False, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
@@ -88,8 +90,8 @@ class DataDirectory:
 
         Raises `ConfigError` if the fleet has its data elsewhere already: moving it is not done by an option.
         """
-        found = self._buffer_urls()
-        wanted = BufferUrls(ledger or found.ledger, store or found.store)
+        found = self._buffer_settings()
+        wanted = msgspec.structs.replace(found, ledger=ledger or found.ledger, store=store or found.store)
         if wanted == found:
             return
         begun = (self.root / "journal").exists() or (self.root / "ledger.sqlite").exists()
@@ -101,10 +103,10 @@ class DataDirectory:
         # A URL may hold a password.
         _write_note(self.root / "buffer.json", wanted, "noting where the buffer is", 0o600)
 
-    def _buffer_urls(self) -> BufferUrls:
-        remedy = "It names the ledger's and the store's URL."
-        found = _read_note(self.root / "buffer.json", BufferUrls, "reading where the buffer is", remedy)
-        return found or BufferUrls()
+    def _buffer_settings(self) -> BufferSettings:
+        remedy = "It names the ledger's and the store's URL, and cache_bytes, a whole number from 0."
+        found = _read_note(self.root / "buffer.json", BufferSettings, "reading where the buffer is", remedy)
+        return found or BufferSettings()
 
     @property
     def policy(self) -> Path:

@@ -107,8 +107,9 @@ def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], 
     Raises `StorageError` if the store cannot be read at all.
     """
     block = _Block(read, layout)
-    block.read([row for w in job.wanted for row in (w.row, *w.before[:1], *w.after)])
-    block.read([row for w in job.follow for row in w.after])
+    # in one go: an object store answers many requests in the time of one
+    wanted = [row for w in job.wanted for row in (w.row, *w.before[:1], *w.after)]
+    block.read([*wanted, *(row for w in job.follow for row in w.after)])
     there = [w for w in job.wanted if w.row in block.segments]
     seen = [block.frames_seen(w) for w in there]
     needed = [0] * len(layout.shapes)
@@ -244,8 +245,10 @@ class _Block:
         """Segments before `wanted`, nearest first, each with how many of its last steps belong to the history."""
         left = self._layout.history
         for row in wanted.before:
+            if left <= 0:
+                return
             self.read([row])
-            if left <= 0 or row not in self.segments:
+            if row not in self.segments:
                 return
             yield self.segments[row], min(left, self.segments[row].steps)
             left -= self.segments[row].steps

@@ -42,6 +42,10 @@ class Stats(msgspec.Struct, frozen=True):
     live_share: float
     """part of the shards' records that is not forgotten"""
     bytes_per_step: float
+    cache_bytes: int
+    """what is kept of an object store on this machine's disk"""
+    cache_cap_bytes: int
+    """as much may be; 0: nothing is kept"""
     versions: int
     newest_version: int
     warning: str
@@ -57,6 +61,7 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
     written = sum(shard.record_bytes for shard in sealed)
     stored = sum(shard.bytes for shard in sealed)
     live_bytes = sum(shard.bytes * shard.live_bytes / max(1, shard.record_bytes) for shard in sealed)
+    cache = store.objects.cache
     steps_stored = sum(shard.live_steps for shard in sealed) + waiting.steps
     return Stats(
         shares=shares,
@@ -73,6 +78,8 @@ def collect(ledger: Ledger, store: SegmentStore) -> Stats:
         shard_bytes=stored,
         live_share=sum(shard.live_bytes for shard in sealed) / written if written else 1.0,
         bytes_per_step=(live_bytes + waiting.bytes) / steps_stored if steps_stored else 0.0,
+        cache_bytes=cache.used_bytes if cache else 0,
+        cache_cap_bytes=cache.cap_bytes if cache else 0,
         versions=len(ledger.versions()),
         newest_version=newest.version.number if newest else 0,
         warning=room_warning(store.journal.directory.parent),
@@ -96,6 +103,9 @@ def render(stats: Stats) -> str:
         f"{stats.bytes_per_step:,.0f} bytes a step.",
         f"{stats.versions:,} policy versions, the newest is {stats.newest_version}.",
     ]
+    if stats.cache_cap_bytes:
+        used, cap = stats.cache_bytes / 1e6, stats.cache_cap_bytes / 1e6
+        lines.append(f"{used:,.1f} MB of the object store are kept on this disk, of {cap:,.0f} MB that may be.")
     if stats.warning:
         lines.append(f"warning: {stats.warning}")
     return "\n".join(lines)

@@ -71,7 +71,8 @@ def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: 
             return []  # everything was moved out of it, or forgotten, while it was being looked at
         damaged: dict[int, str] = {}
         for first in range(0, len(places), _READ_AT_ONCE):
-            damaged |= store.read_records([place.row for place in places[first : first + _READ_AT_ONCE]]).damaged
+            rows = [place.row for place in places[first : first + _READ_AT_ONCE]]
+            damaged |= store.read_records(rows, cached=False).damaged
         found = [VerifyFinding(True, reason), *_set_aside(store, ledger, damaged, {key: data}, reason, repair)]
         whole = [place for place in places if place.row not in damaged]
         if repair and whole:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,17 +21,17 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import from_url
 
 from cloud_learner.buffer.files import TEMPORARY, remove_leftovers, write_durably
+from cloud_learner.buffer.store.range_cache import RangeCache, Span
 from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_error, storage_errors
-
-Span = tuple[str, int, int]
-"""(key, first byte, end byte) of a part of an object."""
 
 _WRITING = ".writing"
 """Folder of a local store in which objects are written before they get their name."""
 _REQUESTS = 16
 """Requests to an object store that are under way at once."""
-_GAP_BYTES = 128 * 1024
+_GAP_BYTES = 1024 * 1024
 """Bytes that are fetched for nothing rather than asking twice."""
+_TIMEOUT_S = 10.0
+_RETRIES = 5
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 
@@ -39,6 +40,8 @@ class ObjectStore(Protocol):
 
     place: str
     """as people know it, without secrets"""
+    cache: RangeCache | None
+    """of what `read` brought"""
 
     def put(self, key: str, data: bytes) -> None:
         """Store `data`, replacing what is there; durable when this returns. Raises `StorageError`."""
@@ -50,9 +53,10 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """Parts of objects, all at once where that is faster. Raises as `get`; `CorruptDataError` also for one that is
-        short.
+    def read(self, spans: Sequence[Span], cached: bool = True) -> list[bytes]:
+        """Parts of objects, all at once where that is faster; unless `cached`, from where they lie for good.
+
+        Raises as `get`; `CorruptDataError` also for one that is short.
         """
         ...
 
@@ -72,8 +76,11 @@ class ObjectStore(Protocol):
 _SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
 
-def open_objects(place: str | Path) -> ObjectStore:
-    """The objects at a directory, or at a URL such as `s3://bucket/prefix`. Nothing is read or created yet."""
+def open_objects(place: str | Path, cache: RangeCache | None = None) -> ObjectStore:
+    """The objects at a directory, or at a URL such as `s3://bucket/prefix`. Nothing is read or created yet.
+
+    cache: for a URL
+    """
     if isinstance(place, str) and "://" in place:
         scheme = place.partition("://")[0]
         if scheme not in _SCHEMES:
@@ -81,7 +88,7 @@ def open_objects(place: str | Path) -> ObjectStore:
                 f"store {_without_secrets(place)}: '{scheme}' keeps nothing or cannot be written to; "
                 f"use a directory or a URL such as s3://bucket/prefix ({', '.join(_SCHEMES)})."
             )
-        return RemoteObjects(place)
+        return RemoteObjects(place, cache)
     return LocalObjects(Path(place))
 
 
@@ -89,6 +96,7 @@ class LocalObjects:
     """Objects as files below `root`."""
 
     def __init__(self, root: Path) -> None:
+        self.cache: RangeCache | None = None
         self.root = root
         self.place = str(root)
         self._numbers = iter(range(2**62))
@@ -103,7 +111,7 @@ class LocalObjects:
         except OSError as error:
             raise self._explained(error, key) from error
 
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
+    def read(self, spans: Sequence[Span], cached: bool = True) -> list[bytes]:
         found = []
         for key, first, end in spans:
             try:
@@ -140,17 +148,30 @@ class LocalObjects:
 class RemoteObjects:
     """Objects of an object store. Credentials, region and endpoint come from the usual `AWS_*` environment."""
 
-    def __init__(self, url: str) -> None:
-        self.place = _without_secrets(url)
+    def __init__(self, url: str, cache: RangeCache | None = None, timeout_s: float = _TIMEOUT_S) -> None:
+        """What fails is tried again, up to five times within twice `timeout_s`; then whoever asked is told.
+
+        timeout_s: how long the store may be silent while it is read from; half of it while it is connected to, twelve
+            times as long for a whole request
+        """
+        self.place, self.cache = _without_secrets(url), cache
         # An endpoint is plain HTTP only when the environment says so.
         endpoint = next(
             (os.environ[name] for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if os.environ.get(name)), ""
         )
-        options: dict[str, Any] = {"timeout": "120s", "allow_http": endpoint.startswith("http://")}
+        options: dict[str, Any] = {
+            "timeout": timedelta(seconds=12 * timeout_s),
+            "connect_timeout": timedelta(seconds=timeout_s / 2),
+            "allow_http": endpoint.startswith("http://"),
+        }
+        retries = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=2 * timeout_s)}
         config: dict[str, Any] = {"endpoint": endpoint} if endpoint and url.startswith("s3") else {}
         try:
             connect: Any = from_url
-            self._store = connect(url, config=config or None, client_options=options, retry_config={"max_retries": 5})
+            # while an object is on its way there, nothing is to be read
+            self._uploads = connect(url, config=config or None, client_options=options, retry_config=retries)
+            options = {**options, "read_timeout": timedelta(seconds=timeout_s)}
+            self._store = connect(url, config=config or None, client_options=options, retry_config=retries)
         except (BaseError, ValueError) as error:
             raise ConfigError(
                 f"store {self.place} cannot be used: {self._text(error)}. Give a URL such as s3://bucket/prefix, and "
@@ -162,7 +183,7 @@ class RemoteObjects:
     def put(self, key: str, data: bytes) -> None:
         try:
             # in one request: an upload in parts that is cut leaves parts that nobody sees but somebody pays
-            obstore.put(self._store, key, data, use_multipart=False)
+            obstore.put(self._uploads, key, data, use_multipart=False)
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
 
@@ -172,7 +193,17 @@ class RemoteObjects:
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
 
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
+    def read(self, spans: Sequence[Span], cached: bool = True) -> list[bytes]:
+        if self.cache is None:
+            return self._fetch(spans)
+        parts = {span: part for span in spans if cached and (part := self.cache.get(span)) is not None}
+        missing = [span for span in spans if span not in parts]
+        for span, part in zip(missing, self._fetch(missing), strict=True):
+            parts[span] = part
+            self.cache.put(span, part)
+        return [parts[span] for span in spans]
+
+    def _fetch(self, spans: Sequence[Span]) -> list[bytes]:
         # obstore's own `get_ranges` ends the process for an object that is shorter than it should be
         runs = _runs(spans)
 
@@ -180,8 +211,8 @@ class RemoteObjects:
             try:
                 data = bytes(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
             except (BaseError, OSError) as error:
-                # what begins behind the end of an object is no worse than what ends there
-                if not isinstance(error, OSError) and self._size(run.key) < run.end:
+                # what begins behind the end of an object is no worse than what ends there; nor is it tried again
+                if not isinstance(error, OSError) and " retries" not in str(error) and self._size(run.key) < run.end:
                     raise self._short(run.key, run.end) from None
                 raise self._explained(error, run.key) from None
             if len(data) != run.end - run.first:

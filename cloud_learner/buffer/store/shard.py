@@ -21,6 +21,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from cloud_learner.buffer.store.objects import ObjectStore
+from cloud_learner.buffer.store.range_cache import Span
 from wire.codec import MAX_MESSAGE_BYTES
 from wire.errors import CorruptDataError
 from wire.messages.gateway import ACTORS
@@ -66,26 +67,40 @@ def encode_shard(records: Sequence[bytes]) -> bytes:
     return bytes(files["records/c/0"].to_bytes())
 
 
-def read_spans(objects: ObjectStore, key: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes [first, end) of a shard's records for each of `spans`.
+def read_spans(objects: ObjectStore, spans: Sequence[Span], cached: bool = True) -> list[bytes]:
+    """The bytes [first, end) of the records of shards, by key, for each of `spans`; `cached` as `ObjectStore.read`.
 
-    zarr would read the same, with a request for each chunk, and zeros where the object is gone. Raises
-    `CorruptDataError` when anything of it is gone or damaged, `StorageError` when it cannot be asked for now.
+    All that is needed of their indexes is asked for at once, then all that is needed of their chunks. zarr would read
+    the same, with a request for each chunk, and zeros where the object is gone. Raises `CorruptDataError` when anything
+    of it is gone or damaged, `StorageError` when it cannot be asked for now.
     """
-    numbers = sorted({n for first, end in spans for n in range(first // _CHUNK_BYTES, -(-end // _CHUNK_BYTES))})
-    (head,) = objects.read([(key, 0, _INDEX_BYTES)])
-    index = np.frombuffer(_checked(head, objects, key), "<u8").reshape(-1, 2)[numbers].tolist()
-    there = [number for number, (offset, _) in zip(numbers, index, strict=True) if offset != _EMPTY]
-    parts = objects.read([(key, offset, offset + length) for offset, length in index if offset != _EMPTY])
-    chunks = dict.fromkeys(numbers, bytes(_CHUNK_BYTES))
-    for number, part in zip(there, parts, strict=True):
-        chunks[number] = _unpacked(_checked(part, objects, key), objects, key)
+    keys = list(dict.fromkeys(key for key, _, _ in spans))
+    heads = objects.read([(key, 0, _INDEX_BYTES) for key in keys], cached)
+    index = {
+        key: np.frombuffer(_checked(head, objects, key), "<u8").reshape(-1, 2).tolist()
+        for key, head in zip(keys, heads, strict=True)
+    }
+    chunks, there, parts = {}, [], []
+    for key, number in dict.fromkeys((key, n) for key, first, end in spans for n in _numbers(first, end)):
+        offset, length = index[key][number]
+        if offset == _EMPTY:
+            chunks[key, number] = bytes(_CHUNK_BYTES)
+        else:
+            there.append((key, number))
+            parts.append((key, offset, offset + length))
+    for (key, number), part in zip(there, objects.read(parts, cached), strict=True):
+        chunks[key, number] = _unpacked(_checked(part, objects, key), objects, key)
     found = []
-    for first, end in spans:
-        begin = first // _CHUNK_BYTES
-        some = b"".join(chunks[number] for number in range(begin, -(-end // _CHUNK_BYTES)))
-        found.append(some[first - begin * _CHUNK_BYTES : end - begin * _CHUNK_BYTES])
+    for key, first, end in spans:
+        numbers = _numbers(first, end)
+        some = b"".join(chunks[key, number] for number in numbers)
+        found.append(some[first - numbers.start * _CHUNK_BYTES : end - numbers.start * _CHUNK_BYTES])
     return found
+
+
+def _numbers(first: int, end: int) -> range:
+    """Of the chunks that hold these bytes."""
+    return range(first // _CHUNK_BYTES, -(-end // _CHUNK_BYTES))
 
 
 def _create(group: zarr.Group, size: int) -> zarr.Array[Any]:

@@ -218,8 +218,8 @@ class SegmentStore:
                 damaged[row] = f"the record of row {row} holds something else than a segment."
         return ReadResult(segments, damaged, found.elsewhere)
 
-    def read_records(self, rows: Sequence[int]) -> Records:
-        """As `read`, without decoding."""
+    def read_records(self, rows: Sequence[int], cached: bool = True) -> Records:
+        """As `read`, without decoding; unless `cached`, from where they lie for good."""
         payloads: dict[int, bytes] = {}
         damaged: dict[int, str] = {}
         elsewhere: list[int] = []
@@ -239,8 +239,10 @@ class SegmentStore:
                 else:
                     todo.append(place)
             failed = {}
-            for group in _together(todo):
-                for place, found in self._read_group(group):
+            sealed = [place for place in todo if place.shard is not None]
+            # each journaled record alone, all that lies in shards at once
+            for group in [*([place] for place in todo if place.shard is None), *([sealed] if sealed else [])]:
+                for place, found in self._read_group(group, cached):
                     if isinstance(found, bytes):
                         payloads[place.row] = found
                     else:
@@ -252,24 +254,31 @@ class SegmentStore:
         damaged.update((row, failed[row][1]) for row in rest)
         return Records(payloads, damaged, tuple(elsewhere))
 
-    def _read_group(self, places: Sequence[SegmentRow]) -> list[tuple[SegmentRow, bytes | CorruptDataError]]:
-        """The records of one shard, or one of the journal, or why one cannot be read."""
+    def _read_group(
+        self, places: Sequence[SegmentRow], cached: bool
+    ) -> list[tuple[SegmentRow, bytes | CorruptDataError]]:
+        """The records in shards, or one of the journal, or why one cannot be read."""
         try:
-            return list(zip(places, self._payloads(places), strict=True))
+            return list(zip(places, self._payloads(places, cached), strict=True))
         except CorruptDataError as error:
-            if len(places) == 1:
+            if len(places) == 1 and not cached:
                 return [(places[0], error)]
-        # one of them, or more: the others are to be had
-        return [found for place in places for found in self._read_group([place])]
+        # one of them, or more, or only what is cached of it: the others are to be had
+        by_shard: dict[tuple[object, ...], list[SegmentRow]] = {}
+        for place in places:
+            by_shard.setdefault((place.spec_hash, place.shard), []).append(place)
+        if len(by_shard) > 1:
+            return [found for group in by_shard.values() for found in self._read_group(group, cached)]
+        return [found for place in places for found in self._read_group([place], cached=False)]
 
-    def _payloads(self, places: Sequence[SegmentRow]) -> list[bytes]:
+    def _payloads(self, places: Sequence[SegmentRow], cached: bool) -> list[bytes]:
         first = places[0]
         if first.journal is not None:
             return [self.journal.read(Journaled(first.journal, first.offset, first.bytes, first.sha256))]
-        assert first.shard is not None
-        key = shard_key(first.spec_hash, first.shard)
-        payloads = read_spans(self.objects, key, [(place.offset, place.offset + place.bytes) for place in places])
-        for place, payload in zip(places, payloads, strict=True):
+        keys = [shard_key(place.spec_hash, place.shard) for place in places if place.shard is not None]
+        spans = [(key, at.offset, at.offset + at.bytes) for key, at in zip(keys, places, strict=True)]
+        payloads = read_spans(self.objects, spans, cached)
+        for key, place, payload in zip(keys, places, payloads, strict=True):
             if hashlib.sha256(payload).hexdigest() != place.sha256:
                 raise CorruptDataError(
                     f"object {self.objects.place}/{key}: the record of segment {place.id} is not the one that was "
@@ -296,12 +305,3 @@ def canonical(segment: Segment, spec: RobotSpec) -> Segment:
         frame_times_ns={name: segment.frame_times_ns[name] for name in names},
         frames={name: segment.frames.get(name, _NO_FRAMES) for name in names},
     )
-
-
-def _together(places: Sequence[SegmentRow]) -> list[list[SegmentRow]]:
-    """Groups that are read at once: what lies in one shard, in its order; each journaled record alone."""
-    groups: dict[tuple[object, ...], list[SegmentRow]] = {}
-    for place in places:
-        key = (place.spec_hash, place.shard) if place.shard is not None else (place.row,)
-        groups.setdefault(key, []).append(place)
-    return [sorted(group, key=lambda place: place.offset) for group in groups.values()]

@@ -1,8 +1,11 @@
 """A buffer that tests write to, and know what is in it."""
 
+import obstore
 import sqlalchemy as sa
 import zarr.storage
+from obstore.exceptions import GenericError
 
+from cloud_learner.buffer.store import range_cache
 from cloud_learner.buffer.store.objects import LocalObjects
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
@@ -15,6 +18,28 @@ def as_zarr(objects):
     if isinstance(objects, LocalObjects):
         return zarr.storage.LocalStore(objects.root, read_only=True)
     return zarr.storage.ObjectStore(objects._store, read_only=True)
+
+
+class WatchedRequests:
+    """The parts of objects that are asked for from now on; nothing is answered while `down`. No disk is full."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.down, get_range = [], False, obstore.get_range
+
+        def watched(store, key, *, start, end):
+            self.asked.append((key, start, end))
+            if self.down:
+                raise GenericError(
+                    "Error performing GET in 20s, after 1 retries, max_retries: 5 - error sending request"
+                )
+            return get_range(store, key, start=start, end=end)
+
+        monkeypatch.setattr(obstore, "get_range", watched)
+        monkeypatch.setattr(range_cache, "spare_bytes", lambda path: 2**40)
+
+    def pop(self):
+        asked, self.asked = self.asked, []
+        return asked
 
 
 def count_changes(ledger):

@@ -15,7 +15,7 @@ from cloud_learner.gateway.ingest import Ingest
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.types import PolicyVersion
 
 # large enough for several chunks of a shard
@@ -203,3 +203,16 @@ def test_where_the_buffer_is_can_be_said_once(tmp_path: Path) -> None:
     directory.keep_buffer_at("", f"file://{tmp_path}/shards")
     with pytest.raises(ConfigError, match="choose a fresh --data"):
         directory.keep_buffer_at("", "s3://elsewhere/else")
+
+
+def test_what_is_kept_of_an_object_store_is_a_setting_of_the_machine(tmp_path: Path) -> None:
+    directory, note = DataDirectory(tmp_path), tmp_path / "buffer.json"
+    assert directory.buffer.cache_bytes == 10_000_000_000
+    note.write_text('{"cache_bytes": 5000}')
+    directory.keep_buffer_at("", "s3://bucket/fleet")
+    assert directory.buffer == BufferLocation(tmp_path, store="s3://bucket/fleet", cache_bytes=5000)
+    assert json.loads(note.read_text()) == {"ledger": "", "store": "s3://bucket/fleet", "cache_bytes": 5000}
+    for bad in ('{"cache_bytes": -1}', '{"cache_bytes": "10G"}'):
+        note.write_text(bad)
+        with pytest.raises(CorruptDataError, match=r"buffer\.json.*cache_bytes, a whole number"):
+            _ = directory.buffer

@@ -19,6 +19,7 @@ from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.sampling.target import imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, fleet, same
+from tests.cloud_learner.buffer.stored import WatchedRequests
 from wire.errors import ConfigError, StorageError
 from wire.messages.gateway import CameraFrames
 
@@ -335,6 +336,48 @@ def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
         assert [loader.take(number).segments[0].row for number in range(5)] == [1, 2, 3, 4, 5]
     finally:
         loader.close()
+
+
+def test_a_job_reads_at_once_and_no_more_than_its_windows_show():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [10] * 6, 2, source="demonstration"))
+    asked, read = [], buffer.read
+
+    def noting(rows):
+        asked.append(sorted(rows))
+        return read(rows)
+
+    buffer.read = noting
+    target = uniform()
+    plan = Layout.of(spec, 5, target.starts, target.continues, history=4)
+    job = LoadJob(0, (SegmentRequest(4, (3, 2, 1), (5,)),), (SegmentRequest(5, (), (6,)),))
+    load(buffer, job, plan)
+    assert asked == [[3, 4, 5, 6]]
+
+
+def test_training_goes_on_with_what_is_kept_while_the_object_store_is_away(tmp_path, monkeypatch):
+    requests = WatchedRequests(monkeypatch)
+    (tmp_path / "bucket").mkdir()
+    place = BufferLocation(tmp_path / "data", store=f"file://{tmp_path}/bucket", cache_bytes=10_000_000)
+    ledger, store = place.open_writer()
+    ledger.see_robot("r1", SPEC, "clock", 1)
+    store.append_all([(segment, 1) for segment in fleet(SPEC, episodes=8)], 1)
+    seal(store, ledger, 2, force=True)
+    ledger.close()
+    expect, _ = batches(place, 20)
+    requests.down = True
+    found, _ = batches(place, 20)
+    assert all(same(a, b) for a, b in zip(expect, found, strict=True))
+    for path in (tmp_path / "data" / "cache").iterdir():
+        path.unlink()
+    with open_dataset(place, SPEC, config(cache_bytes=250_000, lead=6, batch=64, echo=2.0)) as feed:
+        feed.refresh(20)
+        for _ in range(2):
+            with pytest.raises(StorageError, match=r"file://.*bucket.*Check the network"):
+                feed.next()
+        requests.down = False
+        assert same(copied(feed.next()), expect[0])
 
 
 def test_a_closed_loader_wakes_who_waits():

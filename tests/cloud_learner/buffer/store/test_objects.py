@@ -1,9 +1,11 @@
 import errno
 import os
+import socket
 
 import pytest
 
 from cloud_learner.buffer.store.objects import LocalObjects, RemoteObjects, open_objects
+from tests.cloud_learner.buffer.stored import WatchedRequests
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 pytest_plugins = ["tests.s3"]
@@ -38,6 +40,16 @@ def test_parts_are_read_in_the_order_asked(objects):
     spans = [("x", 10, 20), ("y", 0, 3000), ("x", 4000, 5000), ("x", 15, 16)]
     assert objects.read(spans) == [data[key][first:end] for key, first, end in spans]
     assert objects.read([]) == []
+
+
+def test_parts_that_lie_close_together_are_one_request(tmp_path, monkeypatch):
+    objects, requests = RemoteObjects(f"file://{tmp_path}"), WatchedRequests(monkeypatch)
+    data = os.urandom(3_000_000)
+    objects.put("x", data)
+    objects.put("y", b"12345")
+    spans = [("x", 2_900_000, 3_000_000), ("x", 0, 10), ("x", 600_000, 600_001), ("y", 1, 3)]
+    assert objects.read(spans) == [data[2_900_000:], data[:10], data[600_000:600_001], b"23"]
+    assert sorted(requests.pop()) == [("x", 0, 600_001), ("x", 2_900_000, 3_000_000), ("y", 1, 3)]
 
 
 @pytest.mark.parametrize("key", ["gone", "x/deeper"])
@@ -105,3 +117,14 @@ def test_errors_of_an_object_store_name_the_place_and_no_secret(s3, monkeypatch)
     with pytest.raises(ConfigError) as told:
         open_objects(f"nonsense://me:{secret}@host/x")
     assert secret not in str(told.value) and "s3://bucket/prefix" in str(told.value)
+
+
+def test_a_store_that_is_silent_is_given_up_and_named(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        objects = RemoteObjects("s3://fleet/prefix", timeout_s=0.1)
+        for call in (lambda: objects.get("a"), lambda: objects.read([("a", 5, 9)]), lambda: objects.put("a", b"1")):
+            with pytest.raises(StorageError, match=r"s3://fleet/prefix/a.*Check the network and AWS_ENDPOINT_URL"):
+                call()

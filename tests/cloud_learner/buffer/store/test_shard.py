@@ -5,9 +5,9 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_learner.buffer.store.objects import open_objects
+from cloud_learner.buffer.store.objects import RemoteObjects, open_objects
 from cloud_learner.buffer.store.shard import FORMAT, SHARD_BYTES, encode_shard, metadata, read_spans, shard_key
-from tests.cloud_learner.buffer.stored import as_zarr
+from tests.cloud_learner.buffer.stored import WatchedRequests, as_zarr
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import CorruptDataError
@@ -36,13 +36,17 @@ def _spans(records):
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
+def _read(objects, spans):
+    return read_spans(objects, [(KEY, first, end) for first, end in spans])
+
+
 def test_what_is_read_is_what_was_written(objects):
     records = _records([1, 700_000, 0, 262_143, 5, 300_000, 200_000, 90])
     objects.put(KEY, encode_shard(records))
     spans = _spans(records)
     chance = np.random.default_rng(1)
     for wanted in ([*range(len(records))], [1], [0, 7], [6, 1], chance.permutation(len(records))[:4].tolist()):
-        assert read_spans(objects, KEY, [spans[n] for n in wanted]) == [records[n] for n in wanted]
+        assert _read(objects, [spans[n] for n in wanted]) == [records[n] for n in wanted]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -52,7 +56,7 @@ def test_records_of_any_size_and_zeros_come_back(tmp_path, parts):
     records = [b"x", *(content * size for size, content in parts)]
     objects = open_objects(tmp_path)
     objects.put(KEY, encode_shard(records))
-    assert read_spans(objects, KEY, _spans(records)) == records
+    assert _read(objects, _spans(records)) == records
 
 
 def test_zarr_reads_the_same_from_the_same_objects(objects):
@@ -83,7 +87,22 @@ def test_a_shard_takes_as_much_as_it_says(tmp_path):
     objects = open_objects(tmp_path)
     records = [b"a" * (SHARD_BYTES - 1), b"b"]
     objects.put(KEY, encode_shard(records))
-    assert read_spans(objects, KEY, _spans(records)) == records
+    assert _read(objects, _spans(records)) == records
+
+
+def test_records_of_several_shards_are_asked_for_together(tmp_path, monkeypatch):
+    objects, requests = RemoteObjects(f"file://{tmp_path}"), WatchedRequests(monkeypatch)
+    records = {shard_key(SPEC.hash, number): _records([300_000] * 12, seed=number) for number in range(3)}
+    for key, some in records.items():
+        objects.put(key, encode_shard(some))
+    spans = [(key, *span) for key, some in records.items() for span in _spans(some)]
+    wanted = [*range(0, 36, 3), 1]
+    every = [record for some in records.values() for record in some]
+    assert read_spans(objects, [spans[n] for n in wanted]) == [every[n] for n in wanted]
+    # the indexes at once, then what is needed of each shard
+    asked = requests.pop()
+    assert len(asked) == 6
+    assert {key for key, first, _ in asked[:3] if first == 0} == {key for key, _, _ in asked[3:]} == set(records)
 
 
 def test_damage_is_noticed_and_only_where_it_is(tmp_path):
@@ -98,16 +117,16 @@ def test_damage_is_noticed_and_only_where_it_is(tmp_path):
         for bad in (torn, changed):
             objects.put(KEY, bad)
             with pytest.raises(CorruptDataError, match=rf"{KEY}( ends|: a chunk)"):
-                read_spans(objects, KEY, spans)
+                _read(objects, spans)
             for span, record in zip(spans, records, strict=True):
                 try:
-                    assert read_spans(objects, KEY, [span]) == [record]
+                    assert _read(objects, [span]) == [record]
                 except CorruptDataError:
                     continue
                 untouched += 1
     assert untouched > 300
     objects.delete(KEY)
     with pytest.raises(CorruptDataError, match="is gone"):
-        read_spans(objects, KEY, spans)
+        _read(objects, spans)
     objects.put(KEY, good)
-    assert read_spans(objects, KEY, spans) == records
+    assert _read(objects, spans) == records
