@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli import buffer, fleet, policy, teleop
+from fleet.cli import buffer, exchange, fleet, policy, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.overrides import RobotConfig, RobotKind, unset
@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+exchange.add_commands(buffer.app)
 app.add_typer(buffer.app)
 app.add_typer(policy.app)
 

@@ -7,18 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fleet.cli.options import AsJson, echo_json
 from fleet.config.data_directory import DataDirectory
+from fleet.config.overrides import unset
 from wire.errors import ConfigError, InvalidDataError
-
-if TYPE_CHECKING:
-    from cloud_learner.buffer.ledger.ledger import Ledger
-    from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
-    from wire.types import RobotSpec
 
 app = typer.Typer(
     name="buffer",
@@ -27,13 +23,20 @@ app = typer.Typer(
 )
 
 Data = Annotated[Path, typer.Option(help="Data directory of the fleet.")]
-_DATA = Path("data") / "pixels"
+Snapshot = Annotated[str, unset("Only what this snapshot holds.")]
+Validation = Annotated[
+    float, typer.Option(min=0.0, help="Share of the episodes that is held out, by their ids: the same ones for good.")
+]
+HeldOut = Annotated[
+    bool, typer.Option("--held-out/--training", help="With --validation: only what is held out, or only the rest.")
+]
+DATA = Path("data") / "pixels"
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @app.command()
-def stats(data: Data = _DATA, as_json: AsJson = False) -> None:
+def stats(data: Data = DATA, as_json: AsJson = False) -> None:
     """What is stored: by task, source and outcome; bytes, shards, versions."""
     from cloud_learner.buffer.maintenance.stats import collect, render
 
@@ -44,7 +47,7 @@ def stats(data: Data = _DATA, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(
-    data: Data = _DATA,
+    data: Data = DATA,
     repair: Annotated[bool, typer.Option(help="Set damaged segments aside so that the rest serves on.")] = False,
 ) -> None:
     """Check every checksum against the ledger; exit status 1 when something is damaged."""
@@ -64,7 +67,7 @@ def verify(
 
 @app.command()
 def prune(
-    data: Data = _DATA,
+    data: Data = DATA,
     max_size: Annotated[str, typer.Option(help="Keep at most so much, oldest episodes go first: 20G, 500M.")] = "",
     max_age: Annotated[str, typer.Option(help="Forget episodes older than this: 30d, 12h.")] = "",
     task: Annotated[list[str] | None, typer.Option(help="Size and age are those of this task.")] = None,
@@ -106,7 +109,7 @@ def prune(
 
 
 @app.command()
-def compact(data: Data = _DATA) -> None:
+def compact(data: Data = DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
@@ -117,7 +120,7 @@ def compact(data: Data = _DATA) -> None:
 
 @app.command()
 def quarantine(
-    data: Data = _DATA,
+    data: Data = DATA,
     show: Annotated[str, typer.Option(metavar="ID", help="Say what is in it.")] = "",
     submit: Annotated[
         str, typer.Option(metavar="ID", help="Submit it again, such as after its robot's spec became known.")
@@ -144,7 +147,7 @@ def quarantine(
 
 @app.command()
 def tail(
-    data: Data = _DATA,
+    data: Data = DATA,
     lines: Annotated[int, typer.Option("-n", min=0, help="Begin with so many of the newest segments.")] = 10,
     follow: Annotated[bool, typer.Option("-f/-F", "--follow/--no-follow", help="Go on until Ctrl-C.")] = True,
 ) -> None:
@@ -166,7 +169,7 @@ def tail(
 
 @app.command()
 def lineage(
-    data: Data = _DATA,
+    data: Data = DATA,
     version: Annotated[int, typer.Option(min=0, max=2**31, help="Which episodes trained this version?")] = 0,
     episode: Annotated[str, typer.Option(help="Which policy versions have seen this episode?")] = "",
 ) -> None:
@@ -189,11 +192,11 @@ def lineage(
 def label(
     episode: Annotated[str, typer.Argument(help="Its id; `buffer tail` names some.")],
     labels: Annotated[list[str], typer.Argument(help="NAME=NUMBER: success=0 or 1, quality=0 to 1, or your own name.")],
-    data: Data = _DATA,
+    data: Data = DATA,
     author: Annotated[str, typer.Option(envvar="USER", help="Who says so.")] = "",
 ) -> None:
     """Say how an episode went; what is said last under a name counts."""
-    said = {name: _float(value, name) for name, value in _pairs(labels, "label").items()}
+    said = {name: to_float(value, name) for name, value in pairs(labels, "label").items()}
     with DataDirectory(data).open_buffer(write=True) as (ledger, _store):
         for name, value in said.items():
             ledger.label_episode(episode, name, value, author)
@@ -202,123 +205,67 @@ def label(
 
 
 @app.command()
-def export_lerobot(
-    out: Annotated[Path, typer.Argument(help="The new directory for the dataset.")],
-    data: Data = _DATA,
-    recipe: Annotated[str, typer.Option(help="Recipe whose sentences name the tasks; empty: the task names.")] = "",
-    spec: Annotated[str, typer.Option(help="Robot spec hash, or how it begins, when there are several.")] = "",
-    task: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
-    source: Annotated[list[str] | None, typer.Option(help="Only online, demonstration or evaluation.")] = None,
-    outcome: Annotated[list[str] | None, typer.Option(help="Only success, failure, aborted or unfinished.")] = None,
-    actor: Annotated[list[str] | None, typer.Option(help="Only the steps of human, script or policy.")] = None,
-    newest: Annotated[int, typer.Option(min=0, help="Only so many of the newest episodes; 0: all.")] = 0,
-    fps: Annotated[str, typer.Option(help="control, camera, or a rate that divides the control rate.")] = "control",
-    video: Annotated[bool | None, typer.Option(help="Video or lossless images; default: video where possible.")] = None,
+def snapshot(
+    name: Annotated[str, typer.Argument(help="What it is called from now on, for good.")], data: Data = DATA
 ) -> None:
-    """Write episodes as a LeRobotDataset v3 that `lerobot-train` takes."""
-    from cloud_learner.buffer.lerobot.exporter import export
-    from cloud_learner.buffer.lerobot.selection import Selection
-
-    given = {"tasks": task, "sources": source, "outcomes": outcome, "actors": actor}
-    chosen = Selection(newest=newest, **{name: tuple(only) for name, only in given.items() if only})
-    rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
-    with DataDirectory(data).open_buffer() as (ledger, store):
-        robot = _only_spec(ledger, spec)
-        done = export(
-            ledger,
-            store,
-            robot,
-            out,
-            selection=chosen,
-            instructions=_instructions(recipe),
-            fps=rate,
-            video=video,
-            progress=_progress,
-        )
-    _finish_progress(done.left_out)
-    typer.echo(f"{done.path}: {done.episodes} episodes, {done.rows} rows at {done.fps} Hz.")
-
-
-@app.command()
-def import_lerobot(
-    root: Annotated[Path, typer.Argument(help="Directory of a LeRobotDataset v3.")],
-    data: Data = _DATA,
-    recipe: Annotated[str, typer.Option(help="Recipe whose robot the data is for; empty: as the data says.")] = "",
-    robot: Annotated[str, typer.Option(help="Name under which the episodes are stored.")] = "lerobot",
-    by_position: Annotated[bool, typer.Option(help="Take dimensions in their order, whatever their names.")] = False,
-    rename: Annotated[list[str] | None, typer.Option(help="ROBOT_DIMENSION=DATASET_NAME, repeatable.")] = None,
-    scale: Annotated[list[str] | None, typer.Option(help="ROBOT_DIMENSION=FACTOR, repeatable.")] = None,
-    camera: Annotated[list[str] | None, typer.Option(help="ROBOT_CAMERA=DATASET_KEY, repeatable.")] = None,
-    skip_broken: Annotated[bool, typer.Option(help="Leave out what cannot be read and go on.")] = False,
-) -> None:
-    """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
-    from cloud_learner.buffer.lerobot.importer import import_dataset
-    from cloud_learner.buffer.lerobot.mapping import DatasetMapping
-
-    tasks: dict[str, str] = {}
-    spec = None
-    if recipe:
-        from fleet.config.recipes import get_recipe
-
-        found = get_recipe(recipe)
-        spec = found.spec
-        tasks = {sentence: name for name, sentence in found.instructions.items()}
-    mapping = DatasetMapping(
-        spec=spec,
-        robot=robot,
-        by_position=by_position,
-        names=_pairs(rename, "--rename"),
-        scale={name: _float(value, f"--scale {name}") for name, value in _pairs(scale, "--scale").items()},
-        cameras=_pairs(camera, "--camera"),
-        tasks=tasks,
+    """Give what is stored now a name, to sample or export just that later."""
+    with DataDirectory(data).open_buffer(write=True) as (ledger, _store):
+        taken = ledger.take_snapshot(name)
+    typer.echo(
+        f"{name}: {taken.segments} segments, {taken.steps} steps, up to ledger row {taken.row}. It keeps nothing from "
+        "being pruned; `vla-fleet buffer snapshots` counts what is left."
     )
-    data.mkdir(parents=True, exist_ok=True)
-    with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
-        done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
-    _finish_progress(done.left_out)
-    typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
 
 
 @app.command()
-def export_episode(
-    episode: Annotated[str, typer.Argument(help="Its id; `buffer tail` names some.")],
-    file: Annotated[Path, typer.Argument(help="The new file.")],
-    data: Data = _DATA,
-    recipe: Annotated[str, typer.Option(help="Recipe whose sentence says the task; empty: the task's name.")] = "",
+def snapshots(data: Data = DATA, as_json: AsJson = False) -> None:
+    """List the snapshots, the oldest first, and how many of their segments are still there."""
+    with DataDirectory(data).open_buffer() as (ledger, _store):
+        found = ledger.snapshots()
+    if as_json:
+        echo_json(found)
+        return
+    for one in found:
+        taken = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.wall_ns / 1e9))
+        typer.echo(
+            f"{one.name:24} {taken}  row {one.row:10} {one.steps:11,} steps, {one.there:,} of {one.segments:,} "
+            "segments are there"
+        )
+
+
+@app.command()
+def sample(
+    data: Data = DATA,
+    recipe: Annotated[
+        str, unset("As the trainer of this recipe would; default: the fleet's own, and its policy.")
+    ] = "",
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Write a contact sheet of its pictures.")
+    ] = None,
+    snapshot: Snapshot = "",
+    validation: Validation = 0.0,
+    held_out: HeldOut = False,
+    n_step: Annotated[
+        int,
+        typer.Option(min=0, help="Also what follows so many ticks later, for learning values; one window a picture."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another one draws another batch.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Write one episode as a file that the robot `replay` shows again."""
-    from cloud_learner.buffer.export_episode import export_episode as export
+    """Draw a batch as the trainer would, and say what it holds."""
+    from fleet.tools import sample_batch
 
-    with DataDirectory(data).open_buffer() as (ledger, store):
-        row = ledger.episode(episode)
-        sentence = _instructions(recipe).get(row.task, "") if row is not None else ""
-        done = export(ledger, store, episode, file, sentence)
-    ended = f"ended with {done.outcome}" if done.outcome else "not ended"
-    typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
-
-
-def _progress(progress: TransferProgress) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{progress.episodes} of {progress.of_episodes} episodes, {progress.steps} steps")
-        sys.stderr.flush()
+    drawn = sample_batch.draw_batch(
+        data, recipe, snapshot=snapshot, validation=validation, held_out=held_out, n_step=n_step, seed=seed
+    )
+    found = sample_batch.summarize(drawn)
+    echo_json(found) if as_json else typer.echo(sample_batch.render(found))
+    if pictures is not None:
+        sample_batch.write_picture(pictures, sample_batch.contact_sheet(drawn))
+        typer.echo(f"{pictures} written.", err=True)
 
 
-def _finish_progress(left_out: Sequence[LeftOut]) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    for one in left_out:
-        typer.echo(f"left out: {one.episode}: {one.reason}", err=True)
-
-
-def _instructions(recipe: str) -> dict[str, str]:
-    if not recipe:
-        return {}
-    from fleet.config.recipes import get_recipe
-
-    return get_recipe(recipe).instructions
-
-
-def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     found = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -328,23 +275,11 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def _float(text: str, name: str) -> float:
+def to_float(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError as error:
         raise ConfigError(f"{name}={text}: give a number.") from error
-
-
-def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
-    """The robot spec whose hash begins with `wanted`, or the only one there is."""
-    hashes = ledger.spec_hashes()
-    matching = [name for name in hashes if name.startswith(wanted)]
-    if len(matching) != 1:
-        known = ", ".join(hashes) or "none"
-        raise ConfigError(f"--spec must name one robot spec of this buffer; it has: {known}.")
-    spec = ledger.spec(matching[0])
-    assert spec is not None
-    return spec
 
 
 def _number(text: str, units: dict[str, float], option: str) -> float | None:

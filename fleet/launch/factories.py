@@ -29,11 +29,13 @@ from wire.types import PolicyCapabilities
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
+    from cloud_learner.buffer.loading.config import DatasetConfig
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.peers import AuthenticatedServerChannel
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.trainer import Trainer
+    from policies.interface.policy import LearnedPolicy
 
 
 def scheduler_factory(recipe: Recipe) -> MakeScheduler:
@@ -152,27 +154,14 @@ def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
     return found
 
 
-def make_trainer(
-    recipe: Recipe,
-    name: str,
-    data: DataDirectory,
-    gateway: Channel,
-    seed: int,
-    max_steps: int = 0,
-    clock: Clock | None = None,
-) -> Trainer:
-    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetConfig:
+    """What the recipe's trainer asks the buffer for when it trains `policy`."""
     from cloud_learner.buffer.loading.config import DatasetConfig
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
-    from cloud_learner.training.learner import Learner
-    from cloud_learner.training.trainer import Trainer, TrainerConfig
 
     algorithm = recipe.algorithm
-    policy = recipe.make_policy(recipe.spec, seed)
-    ledger, store = data.buffer.open_reader()
     mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
-    config = DatasetConfig(
+    return DatasetConfig(
         tasks=recipe.instructions,
         target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
         batch=algorithm.batch,
@@ -191,11 +180,29 @@ def make_trainer(
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
     )
+
+
+def make_trainer(
+    recipe: Recipe,
+    name: str,
+    data: DataDirectory,
+    gateway: Channel,
+    seed: int,
+    max_steps: int = 0,
+    clock: Clock | None = None,
+) -> Trainer:
+    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
+    from cloud_learner.training.learner import Learner
+    from cloud_learner.training.trainer import Trainer, TrainerConfig
+
+    policy = recipe.make_policy(recipe.spec, seed)
+    ledger, store = data.buffer.open_reader()
     return Trainer(
         name,
-        Learner(policy, algorithm, seed),
+        Learner(policy, recipe.algorithm, seed),
         policy.set_normalization,
-        ReplayDataset(ledger, store, recipe.spec, config),
+        ReplayDataset(ledger, store, recipe.spec, dataset_config(recipe, policy, seed)),
         ledger,
         gateway,
         data.checkpoints,

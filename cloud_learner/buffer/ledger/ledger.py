@@ -24,6 +24,7 @@ from cloud_learner.buffer.ledger import lineage, tables
 from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
+from cloud_learner.buffer.ledger import snapshots as ledger_snapshots
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from wire.errors import StorageError
 
@@ -214,6 +215,13 @@ class Ledger(Database):
     put_step_labels = _writes(ledger_notes.put_step_labels)
     step_labels = _reads(ledger_notes.step_labels)
     labelled_since = _reads(ledger_notes.labelled_since)
+
+    # snapshots
+    take_snapshot = _writes(ledger_snapshots.take_snapshot)
+    snapshots = _reads(ledger_snapshots.snapshots)
+    snapshot_row = _reads(ledger_snapshots.snapshot_row)
+    snapshots_of = _reads(ledger_snapshots.snapshots_of)
+    first_rows = _reads(ledger_snapshots.first_rows)
 
     # jobs and leases
     add_job = _writes(ledger_work.add_job)

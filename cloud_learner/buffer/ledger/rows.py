@@ -185,6 +185,20 @@ class EventRow(msgspec.Struct, frozen=True):
     detail: str
 
 
+class SnapshotRow(msgspec.Struct, frozen=True):
+    """A named moment of the ledger."""
+
+    name: str
+    row: int
+    """the newest ledger row then: `DatasetConfig.until_row` draws from what the snapshot holds"""
+    segments: int
+    steps: int
+    wall_ns: int
+    """when it was taken, nanoseconds since 1970"""
+    there: int
+    """of its segments, so many can still be read: the others were pruned or damaged"""
+
+
 class Totals(msgspec.Struct, frozen=True):
     """What is stored, of all robots or of one. Pruned episodes are not in it."""
 

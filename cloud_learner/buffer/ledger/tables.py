@@ -279,6 +279,18 @@ step_labels = sa.Table(
     sa.Column("data", sa.LargeBinary, nullable=False),
 )
 
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    _text("name", primary_key=True),
+    # the newest ledger row when it was taken, and what was there and not damaged up to it
+    _count("row"),
+    _count("segments"),
+    _count("steps"),
+    # nanoseconds since 1970
+    _count("wall_ns"),
+)
+
 jobs = sa.Table(
     "jobs",
     metadata,

@@ -99,6 +99,7 @@ def export(
         if path.exists():
             raise ConfigError(f"{path} exists already: name a new directory for the dataset, or remove that one.")
     episodes = select(ledger, spec, selection)
+    until_row = selection.until_row or 2**63 - 1
     lerobot = _lerobot()
     video = _choose_video(spec, rate, video)
     features = _features(spec, video)
@@ -120,7 +121,8 @@ def export(
             with _closed(dataset):
                 writer = _Writer(dataset, spec, stride, dict(instructions or {}), frozenset(selection.actors))
                 for number, episode in enumerate(episodes, 1):
-                    writer.add(episode, store, [row.row for row in ledger.segments_of(episode.id)])
+                    rows = [row.row for row in ledger.segments_of(episode.id) if row.row <= until_row]
+                    writer.add(episode, store, rows)
                     if progress is not None:
                         progress(TransferProgress(number, len(episodes), writer.rows))
                 if not writer.episodes:

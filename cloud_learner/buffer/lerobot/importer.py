@@ -3,6 +3,7 @@
 Every row becomes a step: `observation.state`, `action` as proposed and executed, one JPEG image of quality 95 for each
 new frame of each camera. An episode's id is made of its content, so importing twice stores once, and an import that was
 interrupted goes on where it stopped. Memory holds the numbers of one episode and the images of one segment.
+Rows at another rate than the robot's are resampled where that was asked for: `resampling` has the rules.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.mapping import ACTION_KEY, STATE_KEY, DatasetMapping, Mapped, map_dataset
+from cloud_learner.buffer.lerobot.resampling import TickGrid
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
 from cloud_learner.buffer.store.store import SegmentStore
@@ -98,14 +100,14 @@ def import_dataset(
 
 
 class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
-    """The rows of an episode that belong to one task: the whole of it nearly always."""
+    """The R rows of an episode that belong to one task, the whole of it nearly always, as T steps: R, or resampled."""
 
     first: int
     task: str
     outcome: str
     seed: int
     timestamp: np.ndarray
-    """float64[T]: as the videos count"""
+    """float64[R]: as the videos count"""
     times_ns: np.ndarray
     """int64[T]"""
     state: np.ndarray
@@ -120,8 +122,12 @@ class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
     """bool[T]"""
     truncated: np.ndarray
     """bool[T]"""
+    shown: np.ndarray
+    """int64[T]: row whose frames each step sees"""
+    row_times_ns: np.ndarray
+    """int64[R]"""
     frame_times_ns: np.ndarray | None
-    """int64[T, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
+    """int64[R, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
 
 
 def _parts(source: DatasetSource, mapped: Mapped, entry: SourceEpisode) -> Iterator[_EpisodePart]:
@@ -153,7 +159,7 @@ def _parts(source: DatasetSource, mapped: Mapped, entry: SourceEpisode) -> Itera
         here = slice(first, end)
         outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "")
         instruction = source.tasks.get(int(task_index[first]), "")
-        yield _EpisodePart(
+        part = _EpisodePart(
             first=first,
             task=mapped.task(instruction, note.task if note else "", entry.index),
             outcome=outcome,
@@ -166,8 +172,26 @@ def _parts(source: DatasetSource, mapped: Mapped, entry: SourceEpisode) -> Itera
             actor=actor[here],
             terminated=terminated,
             truncated=truncated,
+            shown=np.arange(end - first),
+            row_times_ns=times[here],
             frame_times_ns=None if frame_times is None else frame_times[here],
         )
+        yield part if mapped.at_its_rate else _resampled(part, mapped.spec, source.fps)
+
+
+def _resampled(part: _EpisodePart, spec: RobotSpec, fps: float) -> _EpisodePart:
+    grid = TickGrid(len(part.times_ns), fps, spec.control_hz)
+    return msgspec.structs.replace(
+        part,
+        times_ns=grid.times(part.times_ns),
+        state=grid.states(part.state),
+        action=grid.actions(part.action, spec.action),
+        reward=grid.sums(part.reward).astype(np.float32),
+        actor=part.actor[grid.last],
+        terminated=grid.sums(part.terminated) > 0,
+        truncated=grid.sums(part.truncated) > 0,
+        shown=grid.shown,
+    )
 
 
 def _ending(flat: dict[str, np.ndarray], here: slice, noted: str) -> tuple[str, np.ndarray, np.ndarray]:
@@ -211,7 +235,8 @@ def _segments(
         _Camera(
             camera,
             source.pictures(entry, mapped.cameras[camera.name], part.timestamp, part.first),
-            None if part.frame_times_ns is None else part.frame_times_ns[:, number],
+            part.row_times_ns if part.frame_times_ns is None else part.frame_times_ns[:, number],
+            part.frame_times_ns is not None,
             f"episode {entry.index} of {source.root}",
         )
         for number, camera in enumerate(spec.cameras)
@@ -220,7 +245,7 @@ def _segments(
     index = start = 0
     for row in range(total):
         for camera in cameras:
-            camera.add(row, int(part.times_ns[row]))
+            camera.add(int(part.shown[row]))
         size = sum(camera.size for camera in cameras)
         if row + 1 - start < SEGMENT_STEPS and size < SEGMENT_BYTES and row + 1 < total:
             continue
@@ -259,33 +284,37 @@ class _Camera:
         self,
         spec: CameraSpec,
         pictures: Iterator[bytes | np.ndarray],
-        frame_times_ns: np.ndarray | None,
+        times_ns: np.ndarray,
+        known: bool,
         what: str,
     ) -> None:
+        """`pictures` of rows at `times_ns`, at which they were taken if that is `known`."""
         self.spec, self.size = spec, 0
-        self._pictures, self._frame_times_ns, self._what = pictures, frame_times_ns, what
+        self._pictures, self._times_ns, self._known, self._what = pictures, times_ns, known, what
         self._before: bytes | np.ndarray = b""
-        self._seen_ns: int | None = None
+        self._row, self._seen_ns = -1, 0
         self._seen: list[int] = []
         self._times: list[int] = []
         self._encoded: list[bytes] = []
 
-    def add(self, row: int, time_ns: int) -> None:
-        """The frame of the next row, seen at `time_ns`: a new one, or the one that is there already."""
-        picture = next(self._pictures)
-        if self._frame_times_ns is not None:
-            time_ns = int(self._frame_times_ns[row])
-            same = time_ns == self._seen_ns
-        elif isinstance(picture, bytes):
-            same = picture == self._before
-        else:
-            same = picture is self._before or np.array_equal(picture, self._before)
-        if self._seen_ns is None or not same:
-            jpeg = self._jpeg(picture)
-            self._encoded.append(jpeg)
-            self._times.append(time_ns)
-            self._seen_ns, self._before = time_ns, picture
-            self.size += len(jpeg)
+    def add(self, row: int) -> None:
+        """Another step, which sees the frame of `row`: a new one, or the one that is there already."""
+        if row != self._row:
+            picture = next(itertools.islice(self._pictures, row - self._row - 1, None))
+            time_ns = int(self._times_ns[row])
+            if self._known:
+                same = time_ns == self._seen_ns
+            elif isinstance(picture, bytes):
+                same = picture == self._before
+            else:
+                same = picture is self._before or np.array_equal(picture, self._before)
+            if self._row < 0 or not same:
+                jpeg = self._jpeg(picture)
+                self._encoded.append(jpeg)
+                self._times.append(time_ns)
+                self._seen_ns, self._before = time_ns, picture
+                self.size += len(jpeg)
+            self._row = row
         self._seen.append(self._seen_ns)
 
     def close(self) -> tuple[np.ndarray, CameraFrames]:

@@ -11,7 +11,7 @@ import numpy as np
 from cloud_learner.buffer.files import checked_name
 from cloud_learner.buffer.lerobot.source import DatasetSource, names_of, picture_size
 from wire.errors import ConfigError, SpecMismatchError, suggest
-from wire.types import CameraSpec, Dimension, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 T = TypeVar("T")
 STATE_KEY, ACTION_KEY = "observation.state", "action"
@@ -38,6 +38,8 @@ class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
     """what to multiply a dimension with: 0.0174533 makes radians of degrees"""
     cameras: dict[str, str] = {}
     """the dataset's image key, by the robot's camera"""
+    resample: bool = False
+    """take rows at another rate than the robot's, by the rules of `resampling`"""
     tasks: dict[str, str] = {}
     """task name by instruction; an instruction that is not in it is the name itself"""
 
@@ -46,6 +48,8 @@ class Mapped(msgspec.Struct, frozen=True, eq=False):
     """A mapping that fits a dataset."""
 
     spec: RobotSpec
+    at_its_rate: bool
+    """whether a row is a control tick"""
     robot: str
     cameras: dict[str, str]
     """the dataset's key by the robot's camera"""
@@ -71,8 +75,9 @@ class Mapped(msgspec.Struct, frozen=True, eq=False):
 def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
     """Match a dataset with a robot.
 
-    Raises `ConfigError` for a dataset without state or action, another rate, an unknown name, or numbers that cannot be
-    in the robot's units; `SpecMismatchError` when dimensions or cameras of the robot are not in the dataset.
+    Raises `ConfigError` for a dataset without state or action, another rate unless it is to be resampled, an unknown
+    name, or numbers that cannot be in the robot's units; `SpecMismatchError` when dimensions or cameras of the robot
+    are not in the dataset.
     """
     checked_name(mapping.robot, "robot")
     for what, key in (("state", STATE_KEY), ("action", ACTION_KEY)):
@@ -81,17 +86,19 @@ def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
             there = ", ".join(sorted(source.features))
             raise ConfigError(f"the dataset at {source.root} has no {what} '{key}' of numbers; it has: {there}.")
     spec = mapping.spec or (source.about.spec if source.about is not None else _spec_of(source, mapping))
-    if abs(spec.control_hz - source.fps) > 1e-6 * spec.control_hz:
+    at_its_rate = abs(spec.control_hz - source.fps) <= 1e-6 * spec.control_hz
+    if not (at_its_rate or mapping.resample):
         raise ConfigError(
             f"the dataset at {source.root} has {source.fps:g} rows a second, robot spec '{spec.embodiment}' runs at "
-            f"{spec.control_hz:g} Hz: steps would mean something else. Give a spec with control_hz={source.fps:g}, or "
-            "none to make one from the dataset."
+            f"{spec.control_hz:g} Hz: steps would mean something else. Resample it (--resample), or give a spec with "
+            f"control_hz={source.fps:g}, or none to make one from the dataset."
         )
     _check_names(mapping, spec)
     cameras = _cameras(source, spec, mapping)
     by_key = {key: number for number, key in enumerate(source.about.cameras.values())} if source.about else {}
     return Mapped(
         spec=spec,
+        at_its_rate=at_its_rate,
         robot=mapping.robot,
         cameras=cameras,
         frame_columns=[by_key.get(key, 0) for key in cameras.values()],
@@ -136,7 +143,10 @@ def _dimensions(
         order = [names.index(name) for name in asked]
     scale = np.array([_said(mapping.scale, what, dimension.name, 1.0) for dimension in wanted], np.float32)
     if mapping.spec is not None:
-        _check_range(source, key, wanted, order, scale)
+        # a row's delta is that of several ticks, or a part of one's
+        ticks = source.fps / mapping.spec.control_hz if key == ACTION_KEY else 1.0
+        of_tick = [ticks if dimension.meaning == CommandType.delta else 1.0 for dimension in wanted]
+        _check_range(source, key, wanted, order, scale * of_tick)
 
     def convert(values: np.ndarray) -> np.ndarray:
         found = np.ascontiguousarray(values[:, order], np.float32)

@@ -7,6 +7,7 @@ import msgspec
 from cloud_learner.buffer.check import OUTCOMES, SOURCES
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow
+from cloud_learner.buffer.sampling.segment_index import on_side
 from wire.errors import ConfigError, suggest
 from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
@@ -26,6 +27,12 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """keep only the steps that these chose; each run of them becomes an episode of its own"""
     newest: int = 0
     """at most so many episodes, the newest; 0 for all"""
+    until_row: int = 0
+    """nothing that was committed after this ledger row, such as that of a snapshot; 0 for all"""
+    validation: float = 0.0
+    """share of the episodes that are held out, as `DatasetConfig` has it"""
+    held_out: bool = False
+    """those of them, and no others"""
 
 
 class TransferProgress(msgspec.Struct, frozen=True):
@@ -53,7 +60,11 @@ def select(ledger: Ledger, spec: RobotSpec, selection: Selection) -> list[Episod
         for value in given:
             if value not in known:
                 raise ConfigError(f"{name} '{value}' is none of {', '.join(known)}.{suggest(value, known)}")
+    if not 0 <= selection.validation < 1 or (selection.held_out and not selection.validation):
+        raise ConfigError(f"validation {selection.validation}: give a share below 1, above 0 for what is held out.")
     of_spec = [row for row in ledger.episodes(limit=2**31 - 1) if row.spec_hash == spec.hash]
+    if selection.until_row:
+        of_spec = _as_of(ledger, of_spec, selection.until_row)
     found = [
         row
         for row in of_spec
@@ -61,6 +72,7 @@ def select(ledger: Ledger, spec: RobotSpec, selection: Selection) -> list[Episod
         and (not selection.tasks or row.task in selection.tasks)
         and (not selection.sources or row.source in selection.sources)
         and (not selection.outcomes or (row.outcome or UNFINISHED) in selection.outcomes)
+        and on_side(row.id, selection.validation, selection.held_out)
     ]
     if not found:
         tasks = ", ".join(sorted({row.task for row in of_spec})[:20]) or "none"
@@ -71,8 +83,18 @@ def select(ledger: Ledger, spec: RobotSpec, selection: Selection) -> list[Episod
     return (found[: selection.newest] if selection.newest else found)[::-1]
 
 
+def _as_of(ledger: Ledger, episodes: list[EpisodeRow], until_row: int) -> list[EpisodeRow]:
+    """Those that had begun by then; whichever got a segment later had not ended."""
+    first = ledger.first_rows([row.id for row in episodes if row.newest_row > until_row])
+    return [
+        row if row.newest_row <= until_row else msgspec.structs.replace(row, outcome="")
+        for row in episodes
+        if row.newest_row <= until_row or first.get(row.id, row.newest_row) <= until_row
+    ]
+
+
 def _said(selection: Selection) -> str:
-    given = msgspec.structs.asdict(selection)
+    given = {name: value for name, value in msgspec.structs.asdict(selection).items() if value}
     return ", ".join(
-        f"{name}: {' '.join(value)}" for name, value in given.items() if isinstance(value, tuple) and value
+        f"{name}: {' '.join(value) if isinstance(value, tuple) else value}" for name, value in given.items()
     )

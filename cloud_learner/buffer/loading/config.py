@@ -56,7 +56,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_insert: float = 0.0
     """at most so many steps are drawn for each step that was recorded (`ReplayDataset.ahead_of_data`); 0: any number"""
     validation: float = 0.0
-    """share of the episodes that are held out, by a hash of their ids: the same ones for everybody and for good"""
+    """share of the episodes that are held out, by `segment_index.on_side`: the same ones for everybody and for good"""
     held_out: bool = False
     """draw from those, and from nothing else"""
     until_row: int = 0
@@ -85,6 +85,8 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"dataset: gamma {self.gamma} must be above 0 and at most 1.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):
             raise ConfigError(f"dataset: ticks_ahead {self.ticks_ahead} must be positive and grow.")
+        if self.held_out and not self.validation:
+            raise ConfigError("dataset: held_out needs the share of episodes that is held out (validation).")
         if self.samples_per_insert < 0 or not 0 <= self.validation < 1:
             raise ConfigError(
                 f"dataset: samples_per_insert {self.samples_per_insert} must not be negative, validation "

@@ -36,7 +36,13 @@ def prune(
     """
     newest_row = ledger.totals().newest_row
     episodes = ledger.kept_episodes()
-    chosen, warning = retention.choose(episodes, now_ns), retention.warning(episodes)
+    chosen = retention.choose(episodes, now_ns)
+    warnings = [retention.warning(episodes)]
+    if chosen and (held := ledger.snapshots_of([one.id for one in chosen])):
+        names = ", ".join(f"'{name}'" for name in held)
+        warnings.append(
+            f"what goes is missing from snapshots {names}; `vla-fleet buffer snapshots` counts what is left."
+        )
     found = (len(chosen), sum(one.segments for one in chosen), sum(one.bytes for one in chosen))
     if not dry_run:
         found = (0, 0, 0)
@@ -47,4 +53,4 @@ def prune(
                 some = [one.id for one in chosen[first : first + EPISODES_AT_ONCE]]
                 more = ledger.prune(some, now_ns, newest_row)
             found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
-    return Pruned(*found, warning)
+    return Pruned(*found, " ".join(filter(None, warnings)))

@@ -20,6 +20,14 @@ _ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
 _INDEX_BITS = 32
 
 
+def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
+    """Whether an episode is among those held out, a share `validation` of all, or among the others.
+
+    A hash of its id says so: it is the same for everybody and for good. With a share of 0 nothing is split.
+    """
+    return not validation or (zlib.crc32(episode_id.encode()) < validation * 2**32) == held_out
+
+
 class Growing:
     """A column with room at its end: appending costs what is appended."""
 
@@ -315,7 +323,7 @@ class SegmentIndex:
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
-        if self._validation and (zlib.crc32(facts.id.encode()) < self._validation * 2**32) != self._held_out:
+        if not on_side(facts.id, self._validation, self._held_out):
             return -1
         kind = facts.task, facts.source
         turn, place = divmod(self._dealt.get(kind, 0), self.world)

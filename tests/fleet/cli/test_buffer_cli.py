@@ -160,6 +160,19 @@ def test_people_say_how_an_episode_went(data: Path) -> None:
         run("label", "e7", "success=1", "--data", data)
 
 
+def test_snapshots_are_taken_listed_and_said_to_lose_what_is_pruned(data: Path) -> None:
+    assert run("snapshots", "--data", data) == ""
+    assert run("snapshot", "first", "--data", data).startswith("first: 7 segments, 340 steps, up to ledger row 7.")
+    assert "7 of 7 segments are there" in run("snapshots", "--data", data)
+    (taken,) = json.loads(run("snapshots", "--data", data, "--json"))
+    assert (taken["name"], taken["row"], taken["there"]) == ("first", 7, 7)
+    for arguments in (("--dry-run",), ()):
+        text = run("prune", "--data", data, "--max-size", "0", *arguments)
+        assert "warning: " in text and "what goes is missing from snapshots 'first'" in text
+    assert "5 of 7 segments are there" in run("snapshots", "--data", data)
+    assert "missing from" not in run("prune", "--data", data, "--max-size", "0"), "nothing more goes"
+
+
 def test_tail_shows_the_newest_segments(data: Path) -> None:
     lines = run("tail", "--data", data, "-n", "2", "--no-follow").splitlines()
     assert len(lines) == 2
@@ -178,6 +191,7 @@ def test_tail_shows_the_newest_segments(data: Path) -> None:
         (["import-lerobot", "nowhere", "--scale", "a=b"], "--scale a=b: give a number"),
         (["label", "e1", "success"], "label 'success': write NAME=VALUE"),
         (["label", "e1", "success=yes"], "success=yes: give a number"),
+        (["export-lerobot", "out", "--held-out"], "validation 0.0: give a share"),
     ],
 )
 def test_wrong_options_say_what_to_do(data: Path, arguments: list[str], message: str) -> None:

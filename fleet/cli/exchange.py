@@ -1,0 +1,165 @@
+"""`vla-fleet buffer export-* | import-*`: what is stored as a LeRobot dataset or a file, and datasets taken in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.cli.buffer import DATA, Data, HeldOut, Snapshot, Validation, pairs, to_float
+from fleet.config.data_directory import DataDirectory
+from wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.ledger.ledger import Ledger
+    from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
+    from wire.types import RobotSpec
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to `vla-fleet buffer`."""
+    for command in (export_lerobot, import_lerobot, export_episode):
+        app.command()(command)
+
+
+def export_lerobot(
+    out: Annotated[Path, typer.Argument(help="The new directory for the dataset.")],
+    data: Data = DATA,
+    recipe: Annotated[str, typer.Option(help="Recipe whose sentences name the tasks; empty: the task names.")] = "",
+    spec: Annotated[str, typer.Option(help="Robot spec hash, or how it begins, when there are several.")] = "",
+    task: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
+    source: Annotated[list[str] | None, typer.Option(help="Only online, demonstration or evaluation.")] = None,
+    outcome: Annotated[list[str] | None, typer.Option(help="Only success, failure, aborted or unfinished.")] = None,
+    actor: Annotated[list[str] | None, typer.Option(help="Only the steps of human, script or policy.")] = None,
+    newest: Annotated[int, typer.Option(min=0, help="Only so many of the newest episodes; 0: all.")] = 0,
+    fps: Annotated[str, typer.Option(help="control, camera, or a rate that divides the control rate.")] = "control",
+    video: Annotated[bool | None, typer.Option(help="Video or lossless images; default: video where possible.")] = None,
+    snapshot: Snapshot = "",
+    validation: Validation = 0.0,
+    held_out: HeldOut = False,
+) -> None:
+    """Write episodes as a LeRobotDataset v3 that `lerobot-train` takes."""
+    from cloud_learner.buffer.lerobot.exporter import export
+    from cloud_learner.buffer.lerobot.selection import Selection
+
+    given = {"tasks": task, "sources": source, "outcomes": outcome, "actors": actor}
+    only = {name: tuple(values) for name, values in given.items() if values}
+    rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
+    with DataDirectory(data).open_buffer() as (ledger, store):
+        robot = _only_spec(ledger, spec)
+        chosen = Selection(
+            newest=newest,
+            until_row=ledger.snapshot_row(snapshot) if snapshot else 0,
+            validation=validation,
+            held_out=held_out,
+            **only,
+        )
+        done = export(
+            ledger,
+            store,
+            robot,
+            out,
+            selection=chosen,
+            instructions=_instructions(recipe),
+            fps=rate,
+            video=video,
+            progress=_progress,
+        )
+    _finish_progress(done.left_out)
+    typer.echo(f"{done.path}: {done.episodes} episodes, {done.rows} rows at {done.fps} Hz.")
+
+
+def import_lerobot(
+    root: Annotated[Path, typer.Argument(help="Directory of a LeRobotDataset v3.")],
+    data: Data = DATA,
+    recipe: Annotated[str, typer.Option(help="Recipe whose robot the data is for; empty: as the data says.")] = "",
+    robot: Annotated[str, typer.Option(help="Name under which the episodes are stored.")] = "lerobot",
+    by_position: Annotated[bool, typer.Option(help="Take dimensions in their order, whatever their names.")] = False,
+    rename: Annotated[list[str] | None, typer.Option(help="ROBOT_DIMENSION=DATASET_NAME, repeatable.")] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="ROBOT_DIMENSION=FACTOR, repeatable.")] = None,
+    camera: Annotated[list[str] | None, typer.Option(help="ROBOT_CAMERA=DATASET_KEY, repeatable.")] = None,
+    resample: Annotated[
+        bool, typer.Option("--resample", help="Take rows at another rate than the recipe's robot.")
+    ] = False,
+    skip_broken: Annotated[bool, typer.Option(help="Leave out what cannot be read and go on.")] = False,
+) -> None:
+    """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
+    from cloud_learner.buffer.lerobot.importer import import_dataset
+    from cloud_learner.buffer.lerobot.mapping import DatasetMapping
+
+    tasks: dict[str, str] = {}
+    spec = None
+    if recipe:
+        from fleet.config.recipes import get_recipe
+
+        found = get_recipe(recipe)
+        spec = found.spec
+        tasks = {sentence: name for name, sentence in found.instructions.items()}
+    mapping = DatasetMapping(
+        spec=spec,
+        robot=robot,
+        by_position=by_position,
+        names=pairs(rename, "--rename"),
+        scale={name: to_float(value, f"--scale {name}") for name, value in pairs(scale, "--scale").items()},
+        cameras=pairs(camera, "--camera"),
+        resample=resample,
+        tasks=tasks,
+    )
+    data.mkdir(parents=True, exist_ok=True)
+    with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
+        done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
+    _finish_progress(done.left_out)
+    typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
+
+
+def export_episode(
+    episode: Annotated[str, typer.Argument(help="Its id; `buffer tail` names some.")],
+    file: Annotated[Path, typer.Argument(help="The new file.")],
+    data: Data = DATA,
+    recipe: Annotated[str, typer.Option(help="Recipe whose sentence says the task; empty: the task's name.")] = "",
+) -> None:
+    """Write one episode as a file that the robot `replay` shows again."""
+    from cloud_learner.buffer.export_episode import export_episode as export
+
+    with DataDirectory(data).open_buffer() as (ledger, store):
+        row = ledger.episode(episode)
+        sentence = _instructions(recipe).get(row.task, "") if row is not None else ""
+        done = export(ledger, store, episode, file, sentence)
+    ended = f"ended with {done.outcome}" if done.outcome else "not ended"
+    typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
+
+
+def _progress(progress: TransferProgress) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{progress.episodes} of {progress.of_episodes} episodes, {progress.steps} steps")
+        sys.stderr.flush()
+
+
+def _finish_progress(left_out: Sequence[LeftOut]) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    for one in left_out:
+        typer.echo(f"left out: {one.episode}: {one.reason}", err=True)
+
+
+def _instructions(recipe: str) -> dict[str, str]:
+    if not recipe:
+        return {}
+    from fleet.config.recipes import get_recipe
+
+    return get_recipe(recipe).instructions
+
+
+def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
+    """The robot spec whose hash begins with `wanted`, or the only one there is."""
+    hashes = ledger.spec_hashes()
+    matching = [name for name in hashes if name.startswith(wanted)]
+    if len(matching) != 1:
+        known = ", ".join(hashes) or "none"
+        raise ConfigError(f"--spec must name one robot spec of this buffer; it has: {known}.")
+    spec = ledger.spec(matching[0])
+    assert spec is not None
+    return spec
