@@ -1,1 +1,1 @@
-"""`benchmarks.buffer` and `benchmarks.buffer.load`: the replay buffer beside its peers."""
+"""`benchmarks.buffer`, `benchmarks.buffer.load` and `benchmarks.buffer.scale`: the replay buffer beside its peers."""

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.buffer import __main__ as buffer
 from benchmarks.buffer import load as buffer_load
+from benchmarks.buffer import scale as buffer_scale
 from benchmarks.buffer.data import CAMERAS, HORIZON, Scale, make
 from benchmarks.buffer.growth import At, Growth, flatness, measure_growth
 from benchmarks.buffer.ours import Ours, cache_for_all, feed_config, fill, smallest_cache
@@ -204,3 +205,25 @@ def test_sampling_beside_a_writing_process_finds_whole_samples() -> None:
     assert goals["steps missing for the sampler in the end"].holds
     assert goals["segments refused"].holds
     assert goals["sampling while writing, of sampling alone"].value > 0
+
+
+def test_made_rows_are_those_of_a_ledger(tmp_path: Path) -> None:
+    place = BufferLocation(tmp_path)
+    buffer_scale.fill(place, 900)
+    with buffer_scale._opened(place) as dataset:
+        index = dataset.universe
+        assert len(index) == dataset._ledger.totals().segments == 900
+        assert int(index.steps.sum()) == dataset._ledger.totals().steps == dataset.eligible_steps
+        assert dataset.finished("demonstration") + dataset.finished("online") == 30
+        assert ((index.following >= 0) | index.last).all()
+        buffer_scale._new(place)
+        buffer_scale._publish(place)
+        assert dataset.refresh() == buffer_scale.NEW
+        assert dataset.sampler.next().newest_version == buffer_scale.VERSIONS + 1
+
+
+@pytest.mark.slow
+def test_both_sizes_are_measured() -> None:
+    result = buffer_scale.measure(quick=True)
+    assert len(result.goals) > 15
+    assert all(row["50,000 segments"] > 0 and row["100,000 segments"] > 0 for row in result.rows if "MB" in row["what"])

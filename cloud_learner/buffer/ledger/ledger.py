@@ -126,6 +126,7 @@ class Ledger(Database):
     episodes_of_robot = _reads(ledger_segments.episodes_of_robot)
     index = _reads(ledger_segments.index)
     generation = _reads(ledger_shards.generation)
+    gone_since = _reads(ledger_segments.gone_since)
 
     # where segments lie
     places = _reads(ledger_segments.places)

@@ -32,15 +32,19 @@ def commit_version(connection: sa.Connection, version: PolicyVersion, path: str,
     connection.execute(sa.insert(tables.versions).values(path=path, **facts))
     wanted = set(trained)
     known: set[int] = set()
+    seen: set[int] = set()
+    ancestors = set(connection.scalars(sa.select(_ancestors(version.parent).c.number)))
     for some in chunks(wanted):
         known.update(connection.scalars(sa.select(_e.number).where(_e.number.in_(some))))
+        # not all that the ancestors have seen: whoever commits segments waits
+        before = connection.execute(sa.select(_t.episode, _t.version).where(_t.episode.in_(some)))
+        seen.update(episode for episode, number in before if number in ancestors)
     if wanted - known:
         raise InvalidDataError(
             f"policy version {version.number}: this ledger has no episode of number {min(wanted - known)}. "
             "Does the trainer read another one?"
         )
-    new = wanted - known_to(connection, version.parent) if wanted else wanted
-    if new:
+    if new := wanted - seen:
         connection.execute(
             sa.insert(tables.trained), [{"version": version.number, "episode": number} for number in sorted(new)]
         )

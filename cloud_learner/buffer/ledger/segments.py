@@ -24,9 +24,21 @@ from cloud_learner.buffer.ledger.rows import (
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
+_INDEXED = {
+    "row": np.int64,
+    "episode": np.int64,
+    "index": np.int32,
+    "first_tick": np.int64,
+    "steps": np.int32,
+    "frames": np.int32,
+    "reward_sum": np.float64,
+    "last": np.bool_,
+}
 _OUTCOMES = {"": -1, **{name: number for number, name in enumerate(OUTCOMES)}}
 CHUNK = 1000
 """Values of one IN list: SQLite takes some ten thousand."""
+_FETCHED = 100_000
+"""Rows that are in memory as Python's objects at once: ten times the size of what they become."""
 
 _OF_EPISODE: dict[str, sa.ColumnElement[Any]] = {
     "episode": _e.id,
@@ -93,7 +105,8 @@ def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 1
 def kept_episodes(connection: sa.Connection) -> tuple[KeptEpisode, ...]:
     """All episodes that have segments and were not pruned, oldest first."""
     query = sa.select(*(_e[name] for name in KeptEpisode.__struct_fields__)).order_by(_e.number)
-    return tuple(KeptEpisode(*row) for row in fetch_plain(connection, query.where(_e.pruned_ns == 0, _e.segments > 0)))
+    pieces = _fetch_plain(connection, query.where(_e.pruned_ns == 0, _e.segments > 0))
+    return tuple(KeptEpisode(*row) for rows in pieces for row in rows)
 
 
 def episodes_of_robot(connection: sa.Connection, robot: str) -> int:
@@ -123,41 +136,49 @@ def unsealed(connection: sa.Connection) -> tuple[Unsealed, ...]:
 
 
 def index(connection: sa.Connection, after: int, data_hash: str, limit: int | None = None) -> SegmentColumns:
-    """All segments of robot specs of this `data_hash` after ledger row `after` that are not damaged.
+    """All segments of robot specs of this `data_hash` after ledger row `after` that are neither pruned nor damaged.
 
     The first `limit` of them.
     """
-    names = ("row", "episode", "index", "first_tick", "steps", "frames", "reward_sum", "last", "outcome", "runs")
-    query = sa.select(*(_s[name] for name in names)).select_from(_joined)
+    query = sa.select(*(_s[name] for name in (*_INDEXED, "outcome", "runs"))).select_from(_joined)
     alike = sa.select(tables.specs.c.hash).where(tables.specs.c.data_hash == data_hash)
-    query = query.where(_s.row > after, _e.spec_hash.in_(alike), ~_s.damaged).order_by(_s.row).limit(limit)
-    rows = fetch_plain(connection, query)
-    columns = dict(zip(names, zip(*rows, strict=True) if rows else itertools.repeat(()), strict=False))
-    blobs = columns["runs"]
-    lengths = np.fromiter(map(len, blobs), np.int64, len(blobs))
+    query = query.where(_s.row > after, _e.spec_hash.in_(alike), _e.pruned_ns == 0, ~_s.damaged)
+    pieces = list(map(_columns, _fetch_plain(connection, query.order_by(_s.row).limit(limit)))) or [_columns([])]
+    columns = {name: np.concatenate([piece.pop(name) for piece in pieces]) for name in list(pieces[0])}
     return SegmentColumns(
-        row=np.array(columns["row"], np.int64),
-        episode=np.array(columns["episode"], np.int64),
-        index=np.array(columns["index"], np.int32),
-        first_tick=np.array(columns["first_tick"], np.int64),
-        steps=np.array(columns["steps"], np.int32),
-        frames=np.array(columns["frames"], np.int32),
-        reward_sum=np.array(columns["reward_sum"], np.float64),
-        last=np.array(columns["last"], np.bool_),
-        outcome=np.fromiter((_OUTCOMES.get(name, -1) for name in columns["outcome"]), np.int8, len(rows)),
-        run_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths // 16)]),
-        runs=np.frombuffer(b"".join(blobs), "<i4").reshape(-1, 4).astype(np.int32, copy=False),
-        episodes=_facts(connection, set(columns["episode"])),
+        run_offsets=np.append(0, np.cumsum(columns.pop("run_count"))),
+        episodes=_facts(connection, np.unique(columns["episode"]).tolist()),
+        **columns,
     )
 
 
-def _facts(connection: sa.Connection, numbers: set[int]) -> dict[int, EpisodeFacts]:
-    if not numbers:
-        return {}
-    # the episodes of new segments lie close together
+def _columns(rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+    """Arrays of some rows of `index`."""
+    values = list(zip(*rows, strict=True)) or [()] * (len(_INDEXED) + 2)
+    outcomes, blobs = values[-2:]
+    return {
+        **{name: np.array(some, dtype) for (name, dtype), some in zip(_INDEXED.items(), values, strict=False)},
+        "outcome": np.fromiter((_OUTCOMES.get(name, -1) for name in outcomes), np.int8, len(rows)),
+        "runs": np.frombuffer(b"".join(blobs), "<i4").reshape(-1, 4).astype(np.int32, copy=False),
+        "run_count": np.fromiter(map(len, blobs), np.int64, len(rows)) // 16,
+    }
+
+
+def _facts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, EpisodeFacts]:
     query = sa.select(_e.number, *(_e[name] for name in EpisodeFacts.__struct_fields__))
-    query = query.where(_e.number.between(min(numbers), max(numbers)))
-    return {number: EpisodeFacts(*facts) for number, *facts in connection.execute(query) if number in numbers}
+    return {
+        number: EpisodeFacts(*facts)
+        for some in chunks(numbers)
+        for number, *facts in connection.execute(query.where(_e.number.in_(some)))
+    }
+
+
+def gone_since(connection: sa.Connection, generation: int) -> tuple[tuple[int, ...], np.ndarray]:
+    """(numbers of the episodes that were pruned since the ledger had that `generation`, int64 damaged rows)."""
+    # in the words of the partial indices: SQLite finds them by no others
+    pruned = sa.select(_e.number).where(_e.pruned_at > generation, sa.text("pruned_at != 0"))
+    damaged = sa.select(_s.row).where(sa.text("damaged")).order_by(_s.row)
+    return tuple(connection.scalars(pruned.order_by(_e.number))), np.array(list(connection.scalars(damaged)), np.int64)
 
 
 def totals(connection: sa.Connection) -> Totals:
@@ -194,11 +215,12 @@ def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, in
     return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
 
 
-def fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> list[tuple[Any, ...]]:
-    """All rows as the database's driver gives them: for very many rows of plain values."""
+def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[list[tuple[Any, ...]]]:
+    """All rows as the database's driver gives them, many at a time: for very many rows of plain values."""
     cursor = connection.execute(query).cursor
     assert cursor is not None
-    return list(cursor.fetchall())
+    while rows := cursor.fetchmany(_FETCHED):
+        yield rows
 
 
 def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:

@@ -75,11 +75,15 @@ def move_segments(connection: sa.Connection, number: int, offsets: Mapping[int, 
     return len(rows)
 
 
-def shards(connection: sa.Connection, spec_hash: str | None = None) -> tuple[ShardRow, ...]:
-    """All shards, in any state, by spec and number."""
+def shards(
+    connection: sa.Connection, spec_hash: str | None = None, below_bytes: int | None = None
+) -> tuple[ShardRow, ...]:
+    """All shards, in any state, by spec and number; of one spec, or only those with fewer live bytes."""
     query = sa.select(*(_shards[name] for name in ShardRow.__struct_fields__))
     if spec_hash is not None:
         query = query.where(_shards.spec_hash == spec_hash)
+    if below_bytes is not None:
+        query = query.where(_shards.live_bytes < below_bytes)
     return tuple(ShardRow(*row) for row in connection.execute(query.order_by(_shards.spec_hash, _shards.number)))
 
 
@@ -155,7 +159,7 @@ def journal_owner(connection: sa.Connection) -> str:
 
 
 def generation(connection: sa.Connection) -> int:
-    """Grows whenever segments that were there are pruned or marked: whoever keeps an index must build it again."""
+    """Grows whenever segments that were there are pruned or marked: whoever keeps an index asks for `gone_since`."""
     return int(read_meta(connection, _GENERATION) or 0)
 
 
@@ -171,11 +175,14 @@ def prune(
     if newest_row is not None:
         chosen = chosen.where(_e.newest_row <= newest_row)
     numbers = list(connection.scalars(chosen))
+    if not numbers:
+        return 0, 0, 0
     sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (_e.segments, _e.bytes))
     segments, size = connection.execute(sa.select(*sums).where(_e.number.in_(numbers))).one()
     _subtract(connection, numbers)
     # 0 would say that they are there
-    connection.execute(sa.update(tables.episodes).where(_e.number.in_(numbers)).values(pruned_ns=now_ns or 1))
+    gone = {"pruned_ns": now_ns or 1, "pruned_at": _next(connection, _GENERATION)}
+    connection.execute(sa.update(tables.episodes).where(_e.number.in_(numbers)).values(gone))
     write_meta(connection, _PRUNING, msgspec.json.encode(numbers).decode())
     return len(numbers), int(segments), int(size)
 
@@ -189,7 +196,6 @@ def delete_pruned(connection: sa.Connection, limit: int) -> bool:
     if rows:
         _count_live(connection, rows, -1)
         connection.execute(sa.delete(tables.segments).where(_s.row.in_(rows)))
-        _next(connection, _GENERATION)
     if len(rows) < limit:
         write_meta(connection, _PRUNING, "[]")
     return len(rows) == limit

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-FORMAT = 4
+FORMAT = 5
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
@@ -100,6 +100,8 @@ episodes = sa.Table(
     _count("wall_ns"),
     # when its segments were deleted, nanoseconds since 1970; 0 while they are there
     _count("pruned_ns"),
+    # the ledger's generation that began with it, for those who keep an index; 0 while they are there
+    _count("pruned_at"),
     sa.Index("episodes_robot", "robot", "number"),
     sqlite_autoincrement=True,
 )
@@ -169,6 +171,7 @@ def _index_where(name: str, column: sa.Column[Any], condition: sa.ColumnElement[
     sa.Index(name, column, sqlite_where=condition, postgresql_where=condition)
 
 
+_index_where("episodes_pruned", episodes.c.pruned_at, episodes.c.pruned_at != 0)
 _index_where("segments_journal", segments.c.journal, segments.c.journal.is_not(None))
 _index_where("segments_shard", segments.c.shard, segments.c.shard.is_not(None))
 _index_where("segments_damaged", segments.c.damaged, segments.c.damaged)
@@ -186,7 +189,7 @@ shards = sa.Table(
     _text("sha256", default=""),
     _count("created_ns"),
     # over the segments that lie in it now, kept with every change of theirs so that nobody has to add them up
-    _count("live_bytes"),
+    _count("live_bytes", index=True),
     _count("live_steps"),
     _count("live_segments"),
     _count("damaged_segments"),

@@ -91,7 +91,8 @@ class ReplayDataset:
         self.sampler = sampler(
             self.universe, target, self._planner.cost, budget, config.batch, config.seed, config.echo
         )
-        self._generation = ledger.generation()
+        self._generation, self._left = ledger.generation(), False
+        """what the index follows, and whether segments left it that the sampler does not know of"""
         self._version = 0
         """newest policy version that the sampler knows"""
         self._loader = SegmentLoader(
@@ -116,12 +117,10 @@ class ReplayDataset:
     def refresh(self, limit: int | None = None) -> int:
         """Take in up to `limit` segments that were committed since the last call; how many were looked at.
 
-        After a prune or when damage was found, everything is looked at again. Raises `StorageError` if the ledger
-        cannot be read and `ConfigError` if the cache is too small for what came.
+        And forget what was pruned or found damaged. Raises `StorageError` if the ledger cannot be read and
+        `ConfigError` if the cache is too small for what came.
         """
-        generation = self._ledger.generation()
-        if generation != self._generation:
-            return self._rebuild(generation)
+        self._look_for_gone()
         index = self._ledger.index(self.universe.watermark, self._spec.data_hash, limit)
         added, version = self.universe.extend(index), self._newest_version()
         self._recorded += int(self.universe.steps[added].sum())
@@ -130,9 +129,9 @@ class ReplayDataset:
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_readable(rows)
-        if len(added) or version != self._version:
-            self.sampler.refresh(version)
-        self._version = version
+        if self._left or len(added) or version != self._version:
+            self.sampler.refresh(version, anew=self._left)
+        self._version, self._left = version, False
         return len(index.row)
 
     def submit(self, row: int, segment: Segment) -> None:
@@ -159,11 +158,7 @@ class ReplayDataset:
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
-        universe = self.universe
-        there = ~universe.gone & (universe.demonstration == (source == "demonstration"))
-        segments = np.bincount(universe.episode[there], minlength=len(universe.episode_numbers))
-        last = there & universe.last
-        return int((segments[universe.episode[last]] == universe.index[last] + 1).sum())
+        return self.universe.finished(source == "demonstration")
 
     def examples(self, steps: int = 100_000) -> NormalizationData:
         """States and chunks to fit a normalisation to: `normalization.read_examples`, whose errors it raises."""
@@ -354,17 +349,16 @@ class ReplayDataset:
         if self.sampler.echo != before:
             log.info("loading takes %.0f%% of the time: echo is %g from now on.", share * 100, self.sampler.echo)
 
-    def _rebuild(self, generation: int) -> int:
-        before = self.universe.watermark
-        index = self._ledger.index(0, self._spec.data_hash)
-        gone = self.universe.rebuild(index)
+    def _look_for_gone(self) -> None:
+        generation = self._ledger.generation()
+        if generation == self._generation:
+            return
+        gone = self.universe.forget(*self._ledger.gone_since(self._generation))
         self._generation = generation
-        log.info("%d segments left the buffer.", len(gone))
-        self._planner.note_all()
-        self._version = self._newest_version()
-        self.sampler.refresh(self._version, anew=True)
-        self._recorded += int(self.universe.steps[self.universe.row > before].sum())
-        return int((index.row > before).sum())
+        if len(gone):
+            self._left = True
+            self._planner.note_all()
+            log.info("%d segments left the buffer.", len(gone))
 
     def _look_elsewhere(self) -> None:
         waiting = list(self._builder.elsewhere)

@@ -30,8 +30,9 @@ from cloud_learner.buffer.loading.decode import (
 )
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot, gather, settle
+from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sampler import BatchPlan
-from cloud_learner.buffer.sampling.segment_index import Growing, SegmentIndex
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.store.store import ReadResult
 from wire.errors import ConfigError, StorageError
 

@@ -61,11 +61,14 @@ def compact_one(
     emptied joins `stuck`.
     """
     with ledger.exclusive(wait_s=wait_s):
+        sparse = _sparse(ledger)
+        if not any(map(_is_dead, sparse)) and not _worth_rewriting(sparse, stuck, few):
+            return None
         before = _stored_bytes(ledger)
         # first: a full disk has no room for anything else
         dropped = _drop_dead(store, ledger)
         written = 0
-        if chosen := _worth_rewriting(ledger.shards(), stuck, few):
+        if chosen := _worth_rewriting(sparse, stuck, few):
             spec_hash = chosen[0].spec_hash
             places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
             written = rewrite(store, spec_hash, places, now_ns)
@@ -110,9 +113,7 @@ def _worth_rewriting(shards: Sequence[ShardRow], stuck: Set[tuple[str, int]], fe
     """Shards of one spec, mostly forgotten or small, whose segments are to lie in one shard; the oldest ones."""
     by_spec: dict[str, list[ShardRow]] = {}
     for shard in shards:
-        known = shard.state == "sealed" and shard.live_segments and (shard.spec_hash, shard.number) not in stuck
-        # two of them fit into one
-        if known and 2 * shard.live_bytes < max(shard.record_bytes, SHARD_BYTES):
+        if shard.state == "sealed" and shard.live_segments and (shard.spec_hash, shard.number) not in stuck:
             by_spec.setdefault(shard.spec_hash, []).append(shard)
     for some in by_spec.values():
         chosen, size = [], 0
@@ -129,12 +130,21 @@ def _worth_rewriting(shards: Sequence[ShardRow], stuck: Set[tuple[str, int]], fe
 
 def _drop_dead(store: SegmentStore, ledger: Ledger) -> int:
     dropped = 0
-    for shard in ledger.shards():
-        if shard.state == "sealed" and not shard.live_segments and not shard.damaged_segments:
+    for shard in _sparse(ledger):
+        if _is_dead(shard):
             ledger.mark_dropping(shard.spec_hash, shard.number)
             store.remove_shard(shard.spec_hash, shard.number)
             dropped += 1
     return dropped
+
+
+def _sparse(ledger: Ledger) -> tuple[ShardRow, ...]:
+    """Those of which two fit into one: few of very many."""
+    return ledger.shards(below_bytes=SHARD_BYTES // 2)
+
+
+def _is_dead(shard: ShardRow) -> bool:
+    return shard.state == "sealed" and not shard.live_segments and not shard.damaged_segments
 
 
 def _stored_bytes(ledger: Ledger) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.segment_index import Growing, SegmentIndex
-from cloud_learner.buffer.sampling.target import Moment, SamplingDistribution
+from cloud_learner.buffer.sampling.growing import Growing
+from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.target import Moment, SamplingDistribution, StepRuns
 from wire.errors import ConfigError
 
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -52,6 +53,12 @@ class WeightedRuns:
         for column, values in ((self._runs, runs), (self._count, count), (self._weight, weight)):
             column.append(values)
 
+    def cut(self, run: int) -> tuple[np.ndarray, np.ndarray]:
+        """Take all from `run` on out again: (runs, weights), in place, for use before `append`."""
+        at = int(self.runs.searchsorted(run))
+        runs, weight, _, _ = (column.cut(at) for column in (self._runs, self._weight, self._count, self._until))
+        return runs, weight
+
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(runs, offsets) int64[count] of steps, with replacement. The mass must be above 0."""
         until = self._until.all
@@ -82,6 +89,8 @@ class EligibleSteps:
         self._weight = Growing(np.float64)
         self._cost_of, self._cost = cost, Growing(np.int64)
         self._in_epoch = Growing(np.bool_)
+        self._kinds: dict[int, int] = {}
+        """where weights change with the newest version, the first run by `version << 9 | actor << 1 | demonstration`"""
 
     @property
     def weight(self) -> np.ndarray:
@@ -98,27 +107,47 @@ class EligibleSteps:
         """bool[segments known]: drawn block by block, not independently; to be written"""
         return self._in_epoch.all
 
-    def look(self, watermark: int, newest_version: int, anew: bool) -> tuple[np.ndarray, bool]:
-        """Move to a later moment: (int64 runs that came, whether weights of others changed or segments left).
+    def look(self, watermark: int, newest_version: int, anew: bool) -> tuple[np.ndarray, int]:
+        """Move to a later moment: (int64 runs that came, the first run whose weight may have changed or that is new).
 
-        Costs what came, unless a factor moves with the newest version or an outcome, or `anew`.
+        `anew`: any may have, and segments may have left. Otherwise it costs what came, and, where a factor moves with
+        the newest version or an outcome, what came since the first run that this changes.
         """
-        index, before, known = self.index, self.segments, len(self.weight)
-        factors = self.target.factors
-        again = anew or (newest_version != self.newest_version and any(factor.by_version for factor in factors))
+        index, known = self.index, len(self.weight)
+        by_outcome = any(factor.by_outcome for factor in self.target.factors)
+        first, before, earlier = 0 if anew else known, self.segments, self.newest_version
         self.watermark, self.newest_version = watermark, newest_version
         self.segments, runs = index.prefix(watermark)
+        came = slice(before, self.segments)
         self._measure(np.arange(before, self.segments))
         self._in_epoch.append(np.zeros(self.segments - before, bool))
-        ended = index.last[before : self.segments].any()
-        if again or (ended and any(factor.by_outcome for factor in factors)):
-            weight = self.weights_at(np.arange(runs), watermark, newest_version)
-            again = anew or not np.array_equal(weight[:known], self.weight)
-            self.weight[:] = weight[:known]
-            self._weight.append(weight[known:])
-        else:
-            self._weight.append(self.weights_at(np.arange(known, runs), watermark, newest_version))
-        return np.arange(known, runs), again
+        ended = index.episode[came][index.last[came]]
+        if by_outcome and len(ended):
+            first = min(first, int(index.run_offsets[index.first_of(ended)]))
+        if any(factor.by_version for factor in self.target.factors):
+            if newest_version != earlier:
+                first = 0 if by_outcome else min(first, self._first_moved(earlier))
+            some = slice(known, runs)
+            shown = index.demonstration[index.run_segment[some]]
+            kinds = index.run_version[some].astype(np.int64) << 9 | index.run_actor[some].astype(np.int64) << 1 | shown
+            for kind, at in zip(*map(np.ndarray.tolist, np.unique(kinds, return_index=True)), strict=True):
+                self._kinds.setdefault(kind, known + at)
+        self._weight.cut(first)
+        self._weight.append(self.weights_at(np.arange(first, runs), watermark, newest_version))
+        return np.arange(known, runs), first
+
+    def _first_moved(self, earlier: int) -> int:
+        """The first run, of the beginning of its segment, that had another weight with the `earlier` newest version."""
+        kind = np.fromiter(self._kinds, np.int64)
+        actor, version, shown = (
+            (kind >> 1 & 255).astype(np.uint8),
+            (kind >> 9).astype(np.int32),
+            (kind & 1).astype(bool),
+        )
+        runs = StepRuns(actor, version, shown, np.full(len(kind), -1, np.int8))
+        now, then = (self.target.weights(runs, Moment(newest)) for newest in (self.newest_version, earlier))
+        moved = np.fromiter(self._kinds.values(), np.int64)[now != then]
+        return int(self.index.run_offsets[self.index.run_segment[moved.min()]]) if len(moved) else len(self.weight)
 
     def weights_at(self, runs: np.ndarray, watermark: int, newest_version: int) -> np.ndarray:
         """float64[k] of each step of int64[k] `runs` as they were at a moment; 0 for what has left since."""

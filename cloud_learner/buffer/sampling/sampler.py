@@ -135,13 +135,15 @@ class Sampler:
         self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
         self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
         self._stale = False
+        self._content = 0
+        """checksum of the ledger rows that are known and there"""
 
     # --- between batches ------------------------------------------------------------------------------------------
 
     def refresh(self, newest_version: int, anew: bool = False) -> None:
         """Between two batches: take in what the index added, and the newest policy version.
 
-        `anew`: after `index.rebuild`. Raises `ConfigError` if the budget is too small for what came.
+        `anew`: after `index.forget`. Raises `ConfigError` if the budget is too small for what came.
         """
         anew = anew or self._stale
         self._look(self._index.watermark, newest_version, anew)
@@ -168,12 +170,16 @@ class Sampler:
             self._losses.note(task, online, loss)
 
     def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
-        runs, moved = self._known.look(watermark, newest_version, anew)
+        before = 0 if anew else self._known.segments
+        runs, first = self._known.look(watermark, newest_version, anew)
+        some = slice(before, self._known.segments)
+        there = self._index.row[some][~self._index.gone[some]]
+        self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
         self._held.grow(self._known.segments)
         segment = self._index.run_segment[runs]
         number = 2 * self._index.task[segment] + self._index.online[segment]
         for stratum in self._strata:
-            stratum.look(runs[number == stratum.number], moved)
+            stratum.look(runs[number == stratum.number], first, anew)
         self._mass = np.array([stratum.eligible.mass for stratum in self._strata]).reshape(-1, 2)
 
     def _usual_shares(self) -> np.ndarray:
@@ -321,7 +327,7 @@ class Sampler:
             number=self._number,
             watermark=self._known.watermark,
             newest_version=self._known.newest_version,
-            content=self._checksum(),
+            content=self._content,
             credit=self._credit.tolist(),
             losses=self._losses.state() if self._losses else {},
             strata=[stratum.state() for stratum in self._strata],
@@ -348,7 +354,7 @@ class Sampler:
         if self._losses:
             self._losses.restore(then.losses)
         self._look(then.watermark, then.newest_version, True)
-        if then.settings != self._settings() or then.content != self._checksum():
+        if then.settings != self._settings() or then.content != self._content:
             log.warning("sampler: settings or data changed since its state was taken; it goes on with new epochs.")
             if then.settings["tasks"] == list(self._index.tasks):
                 for stratum, was in zip(self._strata, then.strata, strict=True):
@@ -369,11 +375,6 @@ class Sampler:
             "batch": self._batch,
             "seed": self._seed,
         }
-
-    def _checksum(self) -> int:
-        """Of the ledger rows that are known and there."""
-        here = ~self._index.gone[: self._known.segments]
-        return zlib.crc32(self._index.row[: self._known.segments][here].tobytes())
 
     @property
     def stats(self) -> SamplerStats:

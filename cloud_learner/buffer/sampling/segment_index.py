@@ -7,12 +7,13 @@ lives. A *run* is a stretch of steps of one segment with the same actor and poli
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from cloud_learner.buffer.check import SOURCES
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
+from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.target import StepRuns
 from wire.errors import ConfigError, InvalidDataError
 
@@ -26,33 +27,6 @@ def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
     A hash of its id says so: it is the same for everybody and for good. With a share of 0 nothing is split.
     """
     return not validation or (zlib.crc32(episode_id.encode()) < validation * 2**32) == held_out
-
-
-class Growing:
-    """A column with room at its end: appending costs what is appended."""
-
-    def __init__(self, dtype: type) -> None:
-        self._array: np.ndarray = np.zeros(64, dtype)
-        self._length = 0
-
-    def append(self, values: np.ndarray) -> None:
-        length = self._length + len(values)
-        if length > len(self._array):
-            larger = np.zeros(max(length, 2 * len(self._array)), self._array.dtype)
-            larger[: self._length] = self.all
-            self._array = larger
-        self._array[self._length : length] = values
-        self._length = length
-
-    @property
-    def all(self) -> np.ndarray:
-        """What is there, in place: take it again after `append`."""
-        return self._array[: self._length]
-
-    def view(self) -> np.ndarray:
-        view = self.all
-        view.flags.writeable = False
-        return view
 
 
 _SEGMENT = {
@@ -81,7 +55,7 @@ _RUN = {
 
 
 class SegmentIndex:
-    """Grows with the ledger. Its arrays are read-only views: take them again after `extend` or `rebuild`.
+    """Grows with the ledger. Its arrays are read-only views: take them again after `extend`.
 
     Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, the episodes of a
     validation share, and, where several
@@ -163,15 +137,18 @@ class SegmentIndex:
             "task": Growing(np.int32),
             "demonstration": Growing(np.bool_),
             "outcome": Growing(np.int8),
-            "last_row": Growing(np.int64),
+            # segment number of its last segment, -1 until that is there, and how many there are
+            "last": Growing(np.int64),
+            "segments": Growing(np.int64),
+            # segment number of the one that came first
+            "first": Growing(np.int64),
         }
         self._dealt: dict[tuple[str, str], int] = {}
         """episodes seen so far by task and source, of all ranks"""
         self._after = Growing(np.float64)
-        self._summed: set[int] = set()
-        # (episode, index) of all that are not gone, sorted, and their segment numbers
-        self._keys: np.ndarray = np.zeros(0, np.int64)
-        self._keyed: np.ndarray = np.zeros(0, np.int64)
+        # by the (episode, index) of a neighbour that is not there: the segment that waits for it. Few episodes are open
+        self._no_following: dict[int, int] = {}
+        self._no_previous: dict[int, int] = {}
         self._publish()
 
     def __len__(self) -> int:
@@ -212,25 +189,28 @@ class SegmentIndex:
         self._link(added)
         return added
 
-    def rebuild(self, index: SegmentColumns) -> np.ndarray:
-        """Follow the ledger after its generation changed; `index` holds all that lives (`ledger.index(after=0)`).
+    def forget(self, episodes: Iterable[int], rows: np.ndarray) -> np.ndarray:
+        """Segments left the ledger: those of these ledger numbers of episodes, and these int64[k] ledger rows.
 
-        What is not in it is `gone` and nobody's neighbour; what is new is added. int64[k] those that went just now.
+        They are `gone` from now on and nobody's neighbours. int64[k] those that went just now.
         """
-        gone, before = self._segment["gone"].all, self.gone.copy()
-        gone[:] = ~np.isin(self.row, index.row)
-        for name in ("previous", "following"):
-            self._segment[name].all[:] = -1
-        self._keys, self._keyed = self._keys[:0], self._keyed[:0]
-        self._summed.clear()
-        self._after.all[:] = np.nan
-        alive = np.flatnonzero(~gone)
-        self._episode["outcome"].all[:] = -1
-        position = np.searchsorted(index.row, self.row[alive])
-        self._note_ends(alive, np.asarray(index.outcome)[position])
-        self._link(alive)
-        newly = np.flatnonzero(self.gone & ~before)
-        self.extend(index)
+        dense = np.array([number for number in map(self._dense.get, episodes) if number is not None], np.int64)
+        rows = self.find(rows)
+        rows = rows[rows >= 0]
+        hit = np.zeros(len(self.episode_numbers), bool)
+        hit[dense[dense >= 0]] = hit[self.episode[rows]] = True
+        members = np.flatnonzero(hit[self.episode])
+        self._after.all[members] = np.nan
+        pruned = np.isin(self.episode[members], dense) | np.isin(members, rows)
+        newly = members[pruned & ~self.gone[members]]
+        self._segment["gone"].all[newly] = True
+        np.subtract.at(self._episode["segments"].all, self.episode[newly], 1)
+        ended = self.episode[newly[self.last[newly]]]
+        self._episode["outcome"].all[ended] = self._episode["last"].all[ended] = -1
+        for one, other in (("previous", "following"), ("following", "previous")):
+            beside = self._segment[one].all[newly]
+            self._segment[other].all[beside[beside >= 0]] = -1
+            self._segment[one].all[newly] = -1
         return newly
 
     def find(self, rows: np.ndarray) -> np.ndarray:
@@ -247,12 +227,20 @@ class SegmentIndex:
 
     def return_after(self, segments: np.ndarray) -> np.ndarray:
         """float64[k] sum of the rewards of all later segments of the episode; nan unless it is finished and whole."""
-        episodes = self.episode[segments]
-        finished = np.unique(episodes[self._episode["outcome"].all[episodes] >= 0])
-        for episode in finished.tolist():
-            if episode not in self._summed:
-                self._sum_rewards(episode)
+        last = self._episode["last"].all[np.unique(self.episode[segments])]
+        for end in last[(last >= 0) & np.isnan(self._after.all[last])].tolist():
+            self._sum_rewards(end)
         return self._after.all[segments]
+
+    def finished(self, demonstration: bool) -> int:
+        """Episodes of which all segments are here, from the first to the last; demonstrations or the others."""
+        last = self._episode["last"].all
+        ended = np.flatnonzero((last >= 0) & (self._episode["demonstration"].all == demonstration))
+        return int((self.index[last[ended]] + 1 == self._episode["segments"].all[ended]).sum())
+
+    def first_of(self, episodes: np.ndarray) -> int:
+        """The first segment that came of any of these dense int64[k] numbers of episodes, k above 0."""
+        return int(self._episode["first"].all[episodes].min())
 
     def prefix(self, watermark: int) -> tuple[int, int]:
         """(segments, runs) that had been committed when `watermark` was the newest row: the first of each."""
@@ -263,7 +251,7 @@ class SegmentIndex:
         """What factors may know of these runs when `watermark` was the newest row: no outcome that came later."""
         segment = self.run_segment[chosen]
         episode = self.episode[segment]
-        known = self._episode["last_row"].all[episode] <= watermark
+        known = self.row[self._episode["last"].all[episode]] <= watermark
         return StepRuns(
             actor=self.run_actor[chosen],
             version=self.run_version[chosen],
@@ -317,7 +305,9 @@ class SegmentIndex:
             self._episode["task"].append(np.array([task for _, task, _ in new]))
             self._episode["demonstration"].append(np.array([demonstration for _, _, demonstration in new]))
             self._episode["outcome"].append(np.full(len(new), -1))
-            self._episode["last_row"].append(np.zeros(len(new), np.int64))
+            self._episode["last"].append(np.full(len(new), -1))
+            self._episode["segments"].append(np.zeros(len(new), np.int64))
+            self._episode["first"].append(np.full(len(new), 2**62))
         return dense[inverse]
 
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
@@ -349,7 +339,10 @@ class SegmentIndex:
         last = self._segment["last"].all[segments]
         ended = self._segment["episode"].all[segments[last]]
         self._episode["outcome"].all[ended] = outcome[last]
-        self._episode["last_row"].all[ended] = self._segment["row"].all[segments[last]]
+        self._episode["last"].all[ended] = segments[last]
+        episode = self._segment["episode"].all[segments]
+        np.add.at(self._episode["segments"].all, episode, 1)
+        np.minimum.at(self._episode["first"].all, episode, segments)
 
     def _publish(self) -> None:
         for name, column in (self._segment | self._run).items():
@@ -362,31 +355,35 @@ class SegmentIndex:
         keys = (self.episode[added] << _INDEX_BITS) | self.index[added]
         order = np.argsort(keys)
         keys, numbers = keys[order], added[order]
-        places = np.searchsorted(self._keys, keys)
-        self._keys = np.insert(self._keys, places, keys)
-        self._keyed = np.insert(self._keyed, places, numbers)
-        for before, after in (
-            (numbers, self._at(keys + 1)),
-            (self._at(keys - 1), numbers),
-        ):
-            both = (before >= 0) & (after >= 0)
-            before, after = before[both], after[both]
-            adjoin = self.first_tick[before] + self.steps[before] == self.first_tick[after]
-            before, after = before[adjoin], after[adjoin]
-            self._segment["following"].all[before] = after
-            self._segment["previous"].all[after] = before
+        joined = keys[1:] == keys[:-1] + 1
+        before, after = numbers[:-1][joined].tolist(), numbers[1:][joined].tolist()
+        # those without a neighbour among the new ones
+        first, last = np.flatnonzero(np.append(True, ~joined)), np.flatnonzero(np.append(~joined, True))
+        for key, number in zip(keys[first].tolist(), numbers[first].tolist(), strict=True):
+            if (other := self._no_following.pop(key, None)) is not None:
+                before.append(other)
+                after.append(number)
+            elif self.index[number]:
+                self._no_previous[key - 1] = number
+        for key, number in zip(keys[last].tolist(), numbers[last].tolist(), strict=True):
+            if (other := self._no_previous.pop(key, None)) is not None:
+                before.append(number)
+                after.append(other)
+            elif not self.last[number]:
+                self._no_following[key + 1] = number
+        left, right = np.array(before, np.int64), np.array(after, np.int64)
+        adjoin = self.first_tick[left] + self.steps[left] == self.first_tick[right]
+        adjoin &= ~self.gone[left] & ~self.gone[right]
+        self._segment["following"].all[left[adjoin]] = right[adjoin]
+        self._segment["previous"].all[right[adjoin]] = left[adjoin]
 
-    def _at(self, keys: np.ndarray) -> np.ndarray:
-        """int64[k] segment number by key, -1 where there is none."""
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, self._keyed[at], -1)
-
-    def _sum_rewards(self, episode: int) -> None:
-        begin, end = np.searchsorted(self._keys, [episode << _INDEX_BITS, (episode + 1) << _INDEX_BITS])
-        members = self._keyed[begin:end]
-        whole = self.index[members[-1]] == len(members) - 1 and (self.following[members[:-1]] >= 0).all()
-        if self.last[members[-1]] and whole:
-            # from the end, so that the sum is the same whatever else is in the universe
-            total = np.cumsum(self.reward_sum[members][::-1])[::-1]
-            self._after.all[members] = np.append(total[1:], 0.0)
-            self._summed.add(episode)
+    def _sum_rewards(self, last: int) -> None:
+        """Note the returns of the episode that ends with segment `last`, if it is whole."""
+        if self._episode["segments"].all[self.episode[last]] != self.index[last] + 1:
+            return
+        # from the end, so that the sum is the same whatever else is here
+        members = [last]
+        while (before := int(self.previous[members[-1]])) >= 0:
+            members.append(before)
+        if len(members) == self.index[last] + 1:
+            self._after.all[members] = np.append(0.0, np.cumsum(self.reward_sum[members])[:-1])

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, WeightedRuns
-from cloud_learner.buffer.sampling.segment_index import Growing
+from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
 
 _BESIDE = 4
@@ -32,33 +32,42 @@ class Stratum:
         self.whole = WeightedRuns(known.index)
         """all that is eligible and not in the sweep's epoch: held, and drawn from independently"""
         self._whole_segments, self._whole_bytes = Growing(np.int64), 0
-        self._allotted, self._echo, self._swept_mass = 0, 1.0, 0.0
+        self._allotted, self._echo = 0, 1.0
         self._runs = Growing(np.int64)
-        self._forget()
-
-    def _forget(self) -> None:
-        self.eligible = WeightedRuns(self._known.index)
+        self.eligible = WeightedRuns(known.index)
         self.bytes = self.largest = self.steps = 0
         """bytes of all eligible segments, and of the largest one; eligible steps"""
-        self._moved = True
+        self._moved, self._first = True, 0
+        """whether weights changed or segments left since `refresh`, and the first run that is new or did so"""
 
-    def look(self, runs: np.ndarray, moved: bool) -> None:
-        """int64 `runs` came; `moved`: and what was known of others changed."""
-        self._runs.append(runs)
-        if moved:
-            self._forget()
-            runs = self._runs.all
+    def look(self, runs: np.ndarray, first: int, anew: bool) -> None:
+        """int64 `runs` came; weights may have changed from run `first` on, or with `anew` segments may have left."""
         known = self._known
-        self._added = runs[known.weight[runs] > 0]
-        self.eligible.append(self._added, known.weight[self._added])
-        cost = known.cost[known.segments_of(self._added)]
-        self.bytes += int(cost.sum())
-        self.largest = max(self.largest, int(cost.max(initial=0)))
-        self.steps += int(known.index.run_count[self._added].sum())
+        self._runs.append(runs)
+        now = self._runs.all[self._runs.all.searchsorted(first) :]
+        now = now[known.weight[now] > 0]
+        before, weight = self.eligible.cut(first)
+        same = now[: len(before)]
+        if anew or not (np.array_equal(same, before) and np.array_equal(known.weight[same], weight)):
+            self._moved = True
+        elif len(runs):
+            first = int(runs[0])
+        else:
+            first = len(known.weight)
+        self._first = min(self._first, first)
+        gone, cost = (known.cost[known.segments_of(some)] for some in (before, now))
+        self.bytes += int(cost.sum()) - int(gone.sum())
+        self.steps += int(known.index.run_count[now].sum()) - int(known.index.run_count[before].sum())
+        self.eligible.append(now, known.weight[now])
+        largest = int(cost.max(initial=0))
+        if largest < self.largest == gone.max(initial=0):
+            largest = int(known.cost[known.segments_of(self.eligible.runs)].max(initial=0))
+            self.largest = 0
+        self.largest = max(self.largest, largest)
 
     def masses(self) -> tuple[float, float]:
         """Sums of the weights of the steps drawn by `draw`, and of those in `whole`."""
-        return self._swept_mass, self.whole.mass
+        return max(0.0, self.eligible.mass - self.whole.mass) if self.sweep else 0.0, self.whole.mass
 
     # --- between batches ------------------------------------------------------------------------------------------
 
@@ -71,7 +80,7 @@ class Stratum:
             self._set_scale(self.sweep)
         if self.sweep and fits:
             self._stop_sweep()
-            self._hold_whole(anew=True)
+            self._hold_whole()
         elif not self.sweep and not fits:
             self.sweep = Sweep(self.number, self._known, self._held, self._seed, self._renew)
             self.sweep.epoch = self.epochs - 1
@@ -79,14 +88,14 @@ class Stratum:
         else:
             if self.sweep and self._moved:
                 self.sweep.look_again()
-            self._hold_whole(self._moved)
+            self._hold_whole(self._first)
             if self.sweep and anew:
                 self._renew()
         if self.sweep:
             if self._whole_bytes > min(allotted // _BESIDE, allotted - self.largest):
                 self._join()
             self.sweep.shrink()
-        self._moved = False
+        self._moved, self._first = False, len(self._known.weight)
 
     def clear(self) -> None:
         """Hold nothing; nothing is drawn from here."""
@@ -94,12 +103,12 @@ class Stratum:
             self._stop_sweep()
         self._held.release(self._whole_segments.all)
         self.whole, self._whole_segments, self._whole_bytes = WeightedRuns(self._known.index), Growing(np.int64), 0
-        self._moved, self._swept_mass = True, 0.0
+        self._moved, self._first = True, 0
 
     def _stop_sweep(self) -> None:
         assert self.sweep
         self.sweep.end()
-        self.sweep, self._swept_mass = None, 0.0
+        self.sweep = None
 
     def _renew(self) -> None:
         """An epoch is over: what waits of it gets its part of what is late, and another begins."""
@@ -112,38 +121,34 @@ class Stratum:
         self._set_scale(self.sweep)
         self.sweep.begin(self._runs.all, self.bytes)
         self.epochs += 1
-        self.sweep.note_left(self._hold_whole(anew=True))
+        self.sweep.note_left(self._hold_whole())
 
     def _join(self) -> None:
         assert self.sweep
+        first = int(self.whole.runs[0]) if len(self.whole.runs) else len(self._known.weight)
         segments, out = self.sweep.join(self.whole.runs)
-        left = self._hold_whole(anew=True)
+        left = self._hold_whole(first)
         self.sweep.hold(segments, out)
         self.sweep.note_left(left)
 
-    def _hold_whole(self, anew: bool) -> np.ndarray:
+    def _hold_whole(self, first: int = 0) -> np.ndarray:
         """Hold what is eligible and not in the epoch; int64 the segments let go of.
 
-        `anew`: more has changed than that some was added.
+        `first`: only runs from this one on are other ones than before.
         """
         known = self._known
-        runs = self.eligible.runs if anew else self._added
+        runs = self.eligible.runs[self.eligible.runs.searchsorted(first) :]
         runs = runs[~known.in_epoch[known.index.run_segment[runs]]]
-        segments, leaving = known.segments_of(runs), np.zeros(0, np.int64)
-        if anew:
-            before = self._whole_segments.all
-            leaving = np.setdiff1d(before, segments, assume_unique=True)
-            self._held.release(leaving)
-            self._held.hold(np.setdiff1d(segments, before, assume_unique=True))
-            self.whole, self._whole_segments, self._whole_bytes = WeightedRuns(known.index), Growing(np.int64), 0
-            swept = self.eligible.runs if self.sweep else self.eligible.runs[:0]
-            swept = swept[known.in_epoch[known.index.run_segment[swept]]]
-            self._swept_mass = float(known.weight[swept] @ known.index.run_count[swept])
-        else:
-            self._held.hold(segments)
-        self.whole.append(runs, known.weight[runs])
+        segment = int(known.index.run_segment[first]) if first < len(known.weight) else known.segments
+        before = self._whole_segments.cut(int(self._whole_segments.all.searchsorted(segment))).copy()
+        segments = known.segments_of(runs)
+        leaving = np.setdiff1d(before, segments, assume_unique=True)
+        self._held.release(leaving)
+        self._held.hold(np.setdiff1d(segments, before, assume_unique=True))
         self._whole_segments.append(segments)
-        self._whole_bytes += int(known.cost[segments].sum())
+        self._whole_bytes += int(known.cost[segments].sum()) - int(known.cost[before].sum())
+        self.whole.cut(first)
+        self.whole.append(runs, known.weight[runs])
         if self.sweep:
             self.sweep.room = self._allotted - self._whole_bytes
         return leaving
@@ -180,5 +185,5 @@ class Stratum:
             self.sweep = Sweep(self.number, self._known, self._held, self._seed, self._renew)
             self.sweep.restore(state.sweep, self._runs.all)
         if self._allotted:
-            self._hold_whole(anew=True)
-        self._moved = False
+            self._hold_whole()
+        self._moved, self._first = False, len(self._known.weight)

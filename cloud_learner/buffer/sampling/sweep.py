@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, SegmentVisit, VisitState, generator
-from cloud_learner.buffer.sampling.segment_index import Growing
+from cloud_learner.buffer.sampling.growing import Growing
 
 _VISIT = 0.1
 """of all draws that are held: a segment of more than usual weight that is due more than that has several visits"""
@@ -100,10 +100,16 @@ class Sweep:
         self._legs: list[Leg] = []
         self._segments = Growing(np.int64)
         """in the epoch"""
-        self._mass = Growing(np.float64)
-        """of each when it joined"""
-        self._order: np.ndarray = np.zeros((0, 4))
-        """visits in order: segment, begin and end among its draws, and the difference"""
+        self._mass = 0.0
+        """of all these when they joined"""
+        self._order: np.ndarray = np.zeros((0, 5))
+        """visits in order: segment, begin and end among its draws, the difference, and the segment's mass"""
+        self._left: np.ndarray = np.zeros(1)
+        """mass of each of `_order` and of those after it"""
+        self._late: np.ndarray = np.zeros((0, 5))
+        """visits of those that joined later: few of all, so that it costs little to put some more among them"""
+        self._late_at: np.ndarray = np.zeros(0, np.int64)
+        """place of each among all visits"""
         self._head = 0
         self._next: SegmentVisit | None = None
 
@@ -132,12 +138,11 @@ class Sweep:
         (visits of them that would have begun, the part of their draws float64[k] that would be out); `hold` them when
         there is room.
         """
-        to_come = self._order[self._head :]
-        order = np.argsort(self._segments.all)
-        at = order[np.searchsorted(self._segments.all, to_come[:, 0], sorter=order)]
-        left = float(self._mass.all[at] @ (to_come[:, 2] - to_come[:, 1]))
-        mass = float(self._mass.all.sum())
-        done = 1.0 - left / mass if mass else 1.0
+        late = int(self._late_at.searchsorted(self._head))
+        _, begin, end, _, masses = self._late[late:].T
+        left = float(self._left[self._head - late] + ((end - begin) * masses).sum())
+        mass = self._mass
+        done = min(1.0, max(0.0, 1.0 - left / mass)) if mass else 1.0
         window = min(1.0, self.window / max(1.0, mass * self.scale))
         visits, place = self._add_leg(done, window, runs)
         over = (done - place) % 1.0
@@ -145,7 +150,7 @@ class Sweep:
 
     def hold(self, visits: np.ndarray, out: np.ndarray) -> None:
         """Begin visits now, a part `out` float64[k] of their draws left out, while they fit."""
-        for (segment, begin, end, width), part in zip(visits.tolist(), out.tolist(), strict=True):
+        for (segment, begin, end, width, _), part in zip(visits.tolist(), out.tolist(), strict=True):
             visit = self._plan(int(segment), begin + part * (end - begin), end, width)
             if not self._fits(visit):
                 return
@@ -170,8 +175,8 @@ class Sweep:
         known.in_epoch[segments] = True
         rng = generator(*self._key, self.epoch, _ORDER, leg.head, len(self._segments.all))
         self._segments.append(segments)
-        self._mass.append(mass)
-        most = _VISIT * self._legs[0].window * self._mass.all.sum()
+        self._mass += float(mass.sum())
+        most = _VISIT * self._legs[0].window * self._mass
         parts = np.ceil(np.minimum(mass / max(most, 1e-300), _MOST_VISITS)).astype(np.int64)
         parts[mass <= 1.01 * leg.usual * steps] = 1
         part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -179,13 +184,23 @@ class Sweep:
         place = (part + np.repeat(rng.random(len(segments)), parts[part == 0])) / parts
         once = np.flatnonzero(parts == 1)
         place[once] = (rng.permutation(len(once)) + rng.random()) / max(1, len(once))
-        visits = np.stack([np.repeat(segments, parts[part == 0]), part / parts, (part + 1) / parts, 1 / parts], 1)
-        new = place >= leg.done
-        waiting = len(self._order) - leg.head
-        there = leg.done + (1 - leg.done) * (np.arange(waiting) + 0.5) / max(1, waiting)
-        sort = np.argsort(np.append(there, place[new]), kind="stable")
-        later = np.concatenate([self._order[leg.head :], visits[new]])[sort]
-        self._order = np.concatenate([self._order[: leg.head], later])
+        segments, mass = np.repeat(segments, parts[part == 0]), np.repeat(mass, parts[part == 0])
+        visits = np.stack([segments, part / parts, (part + 1) / parts, 1 / parts, mass], 1)
+        new = np.flatnonzero(place >= leg.done)
+        new = new[np.argsort(place[new], kind="stable")]
+        if leg is self._legs[0]:
+            self._order = visits[new]
+            _, begin, end, _, masses = self._order.T
+            self._left = np.append(np.cumsum(((end - begin) * masses)[::-1])[::-1], 0.0)
+        else:
+            # those that wait are evenly spread over what is left of the epoch
+            waiting = len(self._order) + len(self._late) - leg.head
+            passed = (place[new] - leg.done) / max(1 - leg.done, 1e-300) * waiting + 0.5
+            at = leg.head + np.minimum(passed.astype(np.int64), waiting)
+            among = self._late_at.searchsorted(at)
+            self._late_at = self._late_at + at.searchsorted(self._late_at, "right")
+            self._late_at = np.insert(self._late_at, among, at + np.arange(len(at)))
+            self._late = np.insert(self._late, among, visits[new], axis=0)
         return visits, place
 
     # --- one batch ------------------------------------------------------------------------------------------------
@@ -224,11 +239,14 @@ class Sweep:
 
     def _look_ahead(self) -> SegmentVisit | None:
         """The next visit; None when all of the epoch have begun."""
-        while self._next is None and (self._aside or self._head < len(self._order)):
+        while self._next is None and (self._aside or self._head < len(self._order) + len(self._late)):
             if self._aside:
                 visit = self._aside[-1]
             else:
-                segment, begin, end, width = self._order[self._head].tolist()
+                late = int(self._late_at.searchsorted(self._head))
+                is_late = late < len(self._late) and self._late_at[late] == self._head
+                row = self._late[late] if is_late else self._order[self._head - late]
+                segment, begin, end, width, _ = row.tolist()
                 visit = self._plan(int(segment), begin, end, width)
             if visit.left:
                 self._next = visit

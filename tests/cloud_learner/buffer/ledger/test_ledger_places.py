@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import ledger as ledger_module
+from cloud_learner.buffer.ledger import segments as segments_module
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger.commit import commit_segment
 from cloud_learner.buffer.ledger.ledger import Ledger
@@ -262,6 +263,35 @@ def test_a_pruned_episode_is_gone_but_not_unknown(ledger):
     assert ledger.journals() == {2}
 
 
+def test_what_went_since_a_generation_is_told(ledger):
+    rows = [row for name in ("e1", "e2", "e3") for row in _commit(ledger, *fake_episode(SPEC, name))]
+    numbers = [ledger.episode(name).number for name in ("e1", "e2", "e3")]
+
+    def gone(generation):
+        episodes, damaged = ledger.gone_since(generation)
+        return list(episodes), damaged.tolist()
+
+    assert gone(0) == ([], [])
+    ledger.prune(["e1"], 5)
+    ledger.mark_damaged(rows[8:])
+    generation = ledger.generation()
+    ledger.prune(["e2"], 3)
+    assert gone(0) == (numbers[:2], rows[8:])
+    assert gone(generation) == (numbers[1:2], rows[8:])
+    assert gone(ledger.generation()) == ([], rows[8:])
+
+
+def test_an_index_of_many_pieces_is_one(ledger, monkeypatch):
+    for number in range(5):
+        _commit(ledger, *fake_episode(SPEC, f"e{number}", seed=number))
+    whole = ledger.index(0, SPEC.data_hash)
+    monkeypatch.setattr(segments_module, "_FETCHED", 2)
+    pieces = ledger.index(0, SPEC.data_hash)
+    for name in whole.__struct_fields__:
+        one, other = getattr(whole, name), getattr(pieces, name)
+        assert one == other if isinstance(one, dict) else np.array_equal(one, other) and one.dtype == other.dtype, name
+
+
 def test_a_segment_of_a_pruned_episode_is_refused(ledger):
     segments = fake_episode(SPEC, "e1")
     _commit(ledger, *segments[:2])
@@ -294,6 +324,7 @@ def test_pruning_that_was_killed_is_finished_by_the_next_one(ledger, monkeypatch
         ledger.prune(["e1"], 5)
     # what was noted is counted no more, and nothing is added to it, but its segments are there
     assert ledger.totals().segments == 3 and len(ledger.segments_of("e1")) == 3
+    assert len(ledger.index(0, SPEC.data_hash).row) == 3
     generation = ledger.generation()
     assert ledger.prune(["e2"], 5) == (1, 3, 303)
     assert ledger.segments_after(0) == () and ledger.generation() > generation

@@ -56,8 +56,12 @@ class MemoryBuffer:
         """cannot be read, but the ledger does not know yet"""
         self.elsewhere: set[int] = set()
         self.reads: list[int] = []
+        self.asked: list[int] = []
+        """what `index` was to begin after"""
         self.version = 0
-        self._row = self._generation = 0
+        self._row = 0
+        self._pruned: list[int] = []
+        self._marked: list[int] = []
 
     def add(self, *segments: Segment) -> list[int]:
         rows = []
@@ -70,7 +74,12 @@ class MemoryBuffer:
 
     def prune(self, episode: str) -> None:
         self.segments = {row: s for row, s in self.segments.items() if s.episode.id != episode}
-        self._generation += 1
+        self._pruned.append(self.numbers[episode])
+
+    def mark_damaged(self, row: int) -> None:
+        del self.segments[row], self.stored[row]
+        self._marked.append(row)
+        self._pruned.append(-1)
 
     def until(self, row: int) -> MemoryBuffer:
         """A copy as it was when `row` was the newest."""
@@ -84,7 +93,10 @@ class MemoryBuffer:
         return copy
 
     def generation(self) -> int:
-        return self._generation
+        return len(self._pruned)
+
+    def gone_since(self, generation: int) -> tuple[tuple[int, ...], np.ndarray]:
+        return tuple(self._pruned[generation:]), np.array(sorted(self._marked), np.int64)
 
     def newest_version(self):
         return SimpleNamespace(version=SimpleNamespace(number=self.version))
@@ -94,6 +106,7 @@ class MemoryBuffer:
 
     def index(self, after: int, data_hash: str, limit: int | None = None) -> Index:
         assert data_hash == self.spec.data_hash
+        self.asked.append(after)
         chosen = [(row, s) for row, s in self.segments.items() if row > after]
         chosen = chosen[:limit]
         runs, offsets = [], [0]

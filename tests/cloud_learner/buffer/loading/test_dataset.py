@@ -553,8 +553,7 @@ def test_damage_that_the_ledger_learns_of_later_takes_neighbours_back():
         feed.refresh()
         for _ in range(10):
             feed.check(feed.next())
-        del buffer.segments[rows[2]], buffer.stored[rows[2]]
-        buffer._generation += 1
+        buffer.mark_damaged(rows[2])
         feed.refresh()
         for _ in range(10):
             # plans made before may still show what is gone
@@ -753,6 +752,10 @@ def test_echo_rises_while_loading_is_what_the_trainer_waits_for_and_falls_again(
         assert feed.echo == feed.sampler.echo == 1
 
 
+def raise_storage_error():
+    raise StorageError("the database is away")
+
+
 def test_a_prune_drops_from_memory_what_is_gone_and_nothing_else():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
@@ -770,6 +773,24 @@ def test_a_prune_drops_from_memory_what_is_gone_and_nothing_else():
             feed.next()
         assert before.segments - 3 <= feed.stats.segments < before.segments
         assert feed.stats.loaded == before.loaded
+        assert buffer.asked == [0, 60], "what stays is not looked at again"
+
+
+def test_what_left_is_known_though_the_ledger_was_away_meanwhile(monkeypatch):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    for number in range(2):
+        buffer.add(*record(spec, f"e{number}", [20], number, source="demonstration"))
+    with ReplayDataset(buffer, buffer, spec, config()) as feed:
+        feed.refresh()
+        buffer.prune("e0")
+        with monkeypatch.context() as patch:
+            patch.setattr(buffer, "newest_version", raise_storage_error)
+            with pytest.raises(StorageError):
+                feed.refresh()
+        feed.refresh()
+        assert feed.universe.gone.tolist() == [True, False]
+        assert feed.next()["episode"].tolist() == [2] * feed.config.batch
 
 
 # --- which episodes, and how often ------------------------------------------------------------------------------------

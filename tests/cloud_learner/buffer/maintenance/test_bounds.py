@@ -138,6 +138,21 @@ def test_a_shard_at_a_time_is_compacted(local, monkeypatch):
     assert len(local.ledger.shards()) < before
 
 
+def test_a_round_looks_at_no_shard_that_is_full(local, monkeypatch):
+    monkeypatch.setattr(compact, "SHARD_BYTES", 1000)
+    _practice(local, "e0")
+    seal(local.store, local.ledger, 2000, force=True)
+    shards, asked = local.ledger.shards, []
+
+    def count(*args, **options):
+        asked.append(len(shards(*args, **options)))
+        return shards(*args, **options)
+
+    monkeypatch.setattr(local.ledger, "shards", count)
+    assert compact_one(local.store, local.ledger, 3000, set()) is None
+    assert asked == [0] and len(shards()) == 1
+
+
 # --- in short pieces --------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ class Book:
         self._segments: list[tuple[int, int, int, int, list[Run], float, bool, int]] = []
         self._facts: dict[int, EpisodeFacts] = {}
         self._next: dict[int, tuple[int, int]] = {}
+        self._pruned: set[int] = set()
+        self._damaged: set[int] = set()
 
     def episode(self, task: str = "a", source: str = "online") -> int:
         """A new episode's number."""
@@ -70,9 +72,11 @@ class Book:
                 self.segment(number, runs, int(rng.integers(3)) if position == count - 1 else -1, float(rng.random()))
 
     def prune(self, episodes: set[int]) -> None:
+        self._pruned |= episodes & self._facts.keys()
         self._segments = [segment for segment in self._segments if segment[1] not in episodes]
 
     def damage(self, rows: set[int]) -> None:
+        self._damaged |= rows
         self._segments = [segment for segment in self._segments if segment[0] not in rows]
 
     def index(self, after: int = 0, until: int = 2**62) -> SegmentColumns:
@@ -100,6 +104,12 @@ class Book:
             runs=np.array(runs, np.int32).reshape(-1, 4),
             episodes={number: self._facts[number] for number in columns[1]},
         )
+
+    def follow(self, universe: SegmentIndex) -> np.ndarray:
+        """Tell what left and what came, as a dataset does; int64 segments that left."""
+        gone = universe.forget(self._pruned, np.array(sorted(self._damaged), np.int64))
+        universe.extend(self.index(universe.watermark))
+        return gone
 
     def universe(self, tasks: tuple[str, ...] = ("a", "b")) -> SegmentIndex:
         universe = SegmentIndex(tasks)

@@ -401,7 +401,7 @@ def test_data_that_outgrows_the_memory_is_swept_and_fits_again_after_a_prune():
     assert sampler.stats.sweeping_strata == 1
     draw(sampler, reader, 100, 64)
     book.prune({*first, *range(11, 30)})
-    gone = universe.rebuild(book.index())
+    gone = book.follow(universe)
     assert len(gone) == 3 * 29
     sampler.refresh(1, anew=True)
     reader.drawn.clear()
@@ -465,10 +465,67 @@ def test_a_refused_refresh_is_made_up_for():
         sampler.refresh(1)
     draw(sampler, reader, 10, 64)
     book.prune({huge, 1})
-    universe.rebuild(book.index())
+    book.follow(universe)
     sampler.refresh(1, anew=True)
     draw(sampler, reader, 100, 64)
     assert {late, 10} <= {int(universe.episode_numbers[universe.episode[s]]) for s, _ in reader.drawn}
+
+
+def same_strata(one: Sampler, other: Sampler) -> None:
+    """What two samplers know of their strata, to the last bit."""
+    for mine, its in zip(one._strata, other._strata, strict=True):
+        for name in ("bytes", "largest", "steps"):
+            assert getattr(mine, name) == getattr(its, name), name
+        for ours, theirs in ((mine.eligible, its.eligible), (mine.whole, its.whole)):
+            assert np.array_equal(ours.runs, theirs.runs) and ours.mass == theirs.mass
+            assert np.array_equal(ours._until.all, theirs._until.all)
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [(max_lag(3),), (by_outcome({"success": 2, "failure": 0.5}),), (max_lag(3), by_outcome({"success": 2}))],
+)
+def test_weights_that_move_lead_to_the_same_strata_as_new_ones(factors):
+    rng = np.random.default_rng(5)
+    book = Book()
+    universe = book.universe()
+    target = uniform(factors=factors)
+    sampler = Sampler(universe, target, by_step(universe), 10**9, 64, 1)
+    for version in range(1, 12):
+        for _ in range(3):
+            number = book.episode(str(rng.choice(["a", "b"])), str(rng.choice(["online", "demonstration"])))
+            for part in range(3):
+                run = int(rng.integers(1, 9)), int(rng.choice([POLICY, HUMAN])), version
+                book.segment(number, [run], int(rng.integers(3)) if part == 2 else -1)
+                universe.extend(book.index(universe.watermark))
+                sampler.refresh(version)
+        same_strata(sampler, Sampler(universe, target, by_step(universe), 10**9, 64, 1, newest_version=version))
+
+
+@pytest.mark.parametrize("factor", [max_lag(3), by_outcome({"success": 2})])
+def test_a_version_or_an_outcome_costs_what_it_changes(factor, monkeypatch):
+    """Not what is there: runs that weigh as before are not weighed again."""
+    book = Book()
+    for version in range(1, 101):
+        number = book.episode("a", "online")
+        book.segment(number, [(4, POLICY, version)])
+        book.segment(number, [(4, POLICY, version)], outcome=0)
+    universe = book.universe()
+    sampler = Sampler(universe, uniform(factors=(factor,)), by_step(universe), 10**9, 64, 1, newest_version=100)
+    weighed, weights_at = [], sampler._known.weights_at
+
+    def weigh(runs, *moment):
+        weighed.append(len(runs))
+        return weights_at(runs, *moment)
+
+    monkeypatch.setattr(sampler._known, "weights_at", weigh)
+    number = book.episode("a", "online")
+    for outcome in (-1, 0):
+        book.segment(number, [(4, POLICY, 101)], outcome)
+    universe.extend(book.index(universe.watermark))
+    sampler.refresh(101)
+    # those of the versions 97 to 101, and of the episode that ended
+    assert max(weighed) == (10 if factor.by_version else 2)
 
 
 # --- the same again ---------------------------------------------------------------------------------------------------
@@ -544,7 +601,7 @@ def test_any_sampler_keeps_its_budget_and_goes_on_exactly(seed):
                     twin.sampler.refresh(version)
             elif event < 0.28:
                 book.prune(set(rng.integers(1, book.row + 2, 2).tolist()))
-                universe.rebuild(book.index())
+                book.follow(universe)
                 sampler.refresh(version, anew=True)
                 twin = None
             elif event < 0.4:

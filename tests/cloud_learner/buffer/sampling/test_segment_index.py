@@ -161,7 +161,7 @@ def test_what_was_pruned_is_gone_but_keeps_its_number():
     universe = book.universe()
     book.prune({first})
     third = book.record([6])
-    assert universe.rebuild(book.index()).tolist() == [0, 1, 2]
+    assert book.follow(universe).tolist() == [0, 1, 2]
     assert universe.gone.tolist() == [True, True, True, False, False, False]
     assert universe.episode_numbers[universe.episode[5]] == third
     assert universe.following.tolist() == [-1, -1, -1, 4, -1, -1]
@@ -176,13 +176,58 @@ def test_a_damaged_segment_cuts_its_episode():
     universe = book.universe()
     assert universe.return_after(np.array([0])).tolist() == [2.0]
     book.damage({2})
-    assert universe.rebuild(book.index()).tolist() == [1]
+    assert book.follow(universe).tolist() == [1]
     assert universe.following.tolist() == [-1, -1, -1]
     assert np.isnan(universe.return_after(np.array([0]))).all()
     assert universe.outcome(np.array([0])).tolist() == [0]
     book.damage({3})
-    universe.rebuild(book.index())
+    book.follow(universe)
     assert universe.outcome(np.array([0])).tolist() == [-1]
+
+
+def test_what_is_left_after_forgetting_is_as_if_the_rest_had_never_been():
+    rng = np.random.default_rng(3)
+    book = Book()
+    universe = book.universe()
+    for _ in range(20):
+        book.record_some(rng, 6)
+        universe.extend(book.index(universe.watermark))
+        universe.return_after(np.arange(len(universe)))
+        book.prune(set(rng.integers(1, 100, 2).tolist()))
+        book.damage(set(rng.integers(1, book.row + 1, 3).tolist()))
+        book.follow(universe)
+        rest = SegmentIndex(("a", "b"))
+        rest.extend(book.index())
+        there = universe.find(rest.row)
+        assert (there >= 0).all() and (~universe.gone).sum() == len(rest)
+        for name in ("previous", "following"):
+            beside = getattr(rest, name)
+            found = np.where(beside >= 0, there[beside], -1)
+            assert np.array_equal(getattr(universe, name)[there], found)
+        assert np.array_equal(universe.outcome(there), rest.outcome(np.arange(len(rest))))
+        after = rest.return_after(np.arange(len(rest)))
+        assert np.array_equal(universe.return_after(there), after, equal_nan=True)
+        assert [universe.finished(part) for part in (False, True)] == [rest.finished(part) for part in (False, True)]
+
+
+def test_a_segment_is_not_joined_to_one_that_is_gone():
+    book = Book()
+    number = book.episode("a")
+    book.segment(number, [(2, POLICY, 1)])
+    universe = book.universe()
+    book.damage({1})
+    book.follow(universe)
+    book.segment(number, [(2, POLICY, 1)])
+    universe.extend(book.index(universe.watermark))
+    assert universe.previous.tolist() == universe.following.tolist() == [-1, -1]
+
+
+def test_only_episodes_that_go_on_are_waited_for():
+    universe = SegmentIndex(("a",))
+    universe.extend(large_index(0, 300))
+    assert not universe._no_following and not universe._no_previous
+    universe.extend(large_index(300, 1))
+    assert len(universe._no_following) == 1
 
 
 def test_an_outcome_that_came_later_is_not_known_earlier():
@@ -253,7 +298,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         plan = sampler.next()
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
-        assert universe.rebuild(ledger.index(0, spec.data_hash)).tolist() == [0, 1, 2]
+        assert universe.forget(*ledger.gone_since(0)).tolist() == [0, 1, 2]
         sampler.refresh(1, anew=True)
         assert set(sampler.next().segments.tolist()) == {3}
 

@@ -123,7 +123,7 @@ def test_a_prune_takes_from_memory_what_is_gone_and_nothing_else(ratio):
     before, loads = set(reader.loaded), reader.loads
     gone = set(np.flatnonzero(reader.universe.episode == 7).tolist())
     book.prune({8})
-    assert set(reader.universe.rebuild(book.index()).tolist()) == gone
+    assert set(book.follow(reader.universe).tolist()) == gone
     sampler.refresh(1, anew=True)
     plan = sampler.next()
     reader.carry_out(plan, 64)
