@@ -294,7 +294,7 @@ def test_a_robot_without_cameras_or_without_state(buffer: Buffer, tmp_path: Path
 def test_a_stored_frame_that_is_none(buffer: Buffer, tmp_path: Path) -> None:
     segment = fake_episode(SPEC, "e", steps=8)[0]
     frames = segment.frames["camera1"]
-    broken = CameraFrames(frames.times_ns, (frames.encoded[0], b"\xff\xd8\xff no picture"))
+    broken = CameraFrames(frames.times_ns, (frames.encoded[0], b"\xff\xd8\xff no picture", *frames.encoded[2:]))
     buffer.add((msgspec.structs.replace(segment, frames={**segment.frames, "camera1": broken}),))
     with pytest.raises(CorruptDataError, match="episode e: a stored frame of camera 'camera1' cannot be decoded"):
         export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
