@@ -61,7 +61,7 @@ def snapshots_of(connection: sa.Connection, episode_ids: Iterable[str]) -> tuple
 
 def first_rows(connection: sa.Connection, episode_ids: Iterable[str]) -> dict[str, int]:
     """The ledger row of the segment that was committed first, by episode; those without one are absent."""
-    found = {}
+    found: dict[str, int] = {}
     joined = sa.select(_e.id, sa.func.min(_s.row)).join_from(tables.episodes, tables.segments, _s.episode == _e.number)
     for some in chunks(episode_ids):
         found.update(map(tuple, connection.execute(joined.where(_e.id.in_(some)).group_by(_e.id))))
