@@ -105,7 +105,8 @@ def _notes(sizes: Sizes) -> list[str]:
     return [
         f"Episodes of {EPISODE_SEGMENTS} segments of {SEGMENT_STEPS} steps, {len(TASKS)} tasks, {VERSIONS} versions, "
         f"every fourth a demonstration; {SHARD_SEGMENTS} segments a shard. What is done again and "
-        f"again: processor time, means of {sizes.times} or more; once: by the clock. A goal also holds where the difference is below {_NOTHING_MS} ms.",
+        f"again: processor time, means of {sizes.times} or more; once: by the clock. A goal also holds where the "
+        f"difference is below {_NOTHING_MS} ms.",
         f"{NEW} new segments: one of each of so many robots. A batch has {BATCH} steps. `fits`: all data lie in "
         "memory. The trainer's cache has 2 GiB.",
     ]
@@ -292,9 +293,12 @@ def trainer(place: BufferLocation, segments: int, sizes: Sizes) -> dict[str, flo
     found: dict[str, float] = {}
     times = sizes.times
     opened: list[ReplayDataset] = []
-    found["once: open to read: index, strata, first plan, ms"] = _ms(
-        lambda: (opened.append(_opened(place)), opened[0].sampler.next())
-    )
+
+    def start() -> None:
+        opened.append(_opened(place))
+        opened[0].sampler.next()
+
+    found["once: open to read: index, strata, first plan, ms"] = _ms(start)
     (dataset,) = opened
     assert len(dataset.universe) > segments // 2, "segments are missing"
     found["once: its peak memory, MB"] = _peak_mb()

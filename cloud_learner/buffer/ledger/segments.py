@@ -152,7 +152,7 @@ def index(connection: sa.Connection, after: int, data_hash: str, limit: int | No
     )
 
 
-def _columns(rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray]:
+def _columns(rows: Sequence[Any]) -> dict[str, np.ndarray]:
     """Arrays of some rows of `index`."""
     values = list(zip(*rows, strict=True)) or [()] * (len(_INDEXED) + 2)
     outcomes, blobs = values[-2:]
@@ -215,7 +215,7 @@ def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, in
     return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
 
 
-def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[list[tuple[Any, ...]]]:
+def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[Any]]:
     """All rows as the database's driver gives them, many at a time: for very many rows of plain values."""
     cursor = connection.execute(query).cursor
     assert cursor is not None
