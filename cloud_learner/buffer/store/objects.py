@@ -40,6 +40,8 @@ class ObjectStore(Protocol):
 
     place: str
     """as people know it, without secrets"""
+    remote: bool
+    """whether each request takes its time: what is needed is best asked for at once"""
     cache: RangeCache | None
     """of what `read` brought"""
 
@@ -96,6 +98,7 @@ class LocalObjects:
     """Objects as files below `root`."""
 
     def __init__(self, root: Path) -> None:
+        self.remote = False
         self.cache: RangeCache | None = None
         self.root = root
         self.place = str(root)
@@ -154,7 +157,7 @@ class RemoteObjects:
         timeout_s: how long the store may be silent while it is read from; half of it while it is connected to, twelve
             times as long for a whole request
         """
-        self.place, self.cache = _without_secrets(url), cache
+        self.place, self.remote, self.cache = _without_secrets(url), True, cache
         # An endpoint is plain HTTP only when the environment says so.
         endpoint = next(
             (os.environ[name] for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if os.environ.get(name)), ""

@@ -77,24 +77,27 @@ def read_spans(objects: ObjectStore, spans: Sequence[Span], cached: bool = True)
     keys = list(dict.fromkeys(key for key, _, _ in spans))
     heads = objects.read([(key, 0, _INDEX_BYTES) for key in keys], cached)
     index = {
-        key: np.frombuffer(_checked(head, objects, key), "<u8").reshape(-1, 2).tolist()
+        key: np.frombuffer(_checked(head, objects, key), "<u8").reshape(-1, 2)
         for key, head in zip(keys, heads, strict=True)
     }
-    chunks, there, parts = {}, [], []
-    for key, number in dict.fromkeys((key, n) for key, first, end in spans for n in _numbers(first, end)):
-        offset, length = index[key][number]
-        if offset == _EMPTY:
-            chunks[key, number] = bytes(_CHUNK_BYTES)
-        else:
-            there.append((key, number))
-            parts.append((key, offset, offset + length))
-    for (key, number), part in zip(there, objects.read(parts, cached), strict=True):
-        chunks[key, number] = _unpacked(_checked(part, objects, key), objects, key)
-    found = []
-    for key, first, end in spans:
+    needed = dict.fromkeys((key, number) for key, first, end in spans for number in _numbers(first, end))
+    at = {(key, number): index[key][number].tolist() for key, number in needed if index[key][number][0] != _EMPTY}
+    parts = objects.read([(key, offset, offset + length) for (key, _), (offset, length) in at.items()], cached)
+    packed = dict(zip(at, parts, strict=True))
+
+    def unpack(key: str, number: int) -> bytes:
+        part = packed.get((key, number))
+        return bytes(_CHUNK_BYTES) if part is None else _unpacked(_checked(part, objects, key), objects, key)
+
+    found = [b""] * len(spans)
+    chunks: dict[tuple[str, int], bytes] = {}
+    for position in sorted(range(len(spans)), key=lambda position: spans[position]):
+        key, first, end = spans[position]
         numbers = _numbers(first, end)
-        some = b"".join(chunks[key, number] for number in numbers)
-        found.append(some[first - numbers.start * _CHUNK_BYTES : end - numbers.start * _CHUNK_BYTES])
+        # what was unpacked for the record before and is not needed any more goes: memory that is used again is faster
+        chunks = {(key, number): chunks.get((key, number)) or unpack(key, number) for number in numbers}
+        some = b"".join(chunks.values())
+        found[position] = some[first - numbers.start * _CHUNK_BYTES : end - numbers.start * _CHUNK_BYTES]
     return found
 
 

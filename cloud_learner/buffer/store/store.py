@@ -258,15 +258,16 @@ class SegmentStore:
         self, places: Sequence[SegmentRow], cached: bool
     ) -> list[tuple[SegmentRow, bytes | CorruptDataError]]:
         """The records in shards, or one of the journal, or why one cannot be read."""
-        try:
-            return list(zip(places, self._payloads(places, cached), strict=True))
-        except CorruptDataError as error:
-            if len(places) == 1 and not cached:
-                return [(places[0], error)]
-        # one of them, or more, or only what is cached of it: the others are to be had
         by_shard: dict[tuple[object, ...], list[SegmentRow]] = {}
         for place in places:
             by_shard.setdefault((place.spec_hash, place.shard), []).append(place)
+        if self.objects.remote or len(by_shard) == 1:
+            try:
+                return list(zip(places, self._payloads(places, cached), strict=True))
+            except CorruptDataError as error:
+                if len(places) == 1 and not cached:
+                    return [(places[0], error)]
+            # one of them, or more, or only what is cached of it: the others are to be had
         if len(by_shard) > 1:
             return [found for group in by_shard.values() for found in self._read_group(group, cached)]
         return [found for place in places for found in self._read_group([place], cached=False)]
