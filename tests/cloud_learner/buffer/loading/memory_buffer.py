@@ -74,7 +74,7 @@ class MemoryBuffer:
 
     def prune(self, episode: str) -> None:
         self.segments = {row: s for row, s in self.segments.items() if s.episode.id != episode}
-        self._pruned.append(self.numbers[episode])
+        self._pruned.append(self.numbers.get(episode, -1))
 
     def mark_damaged(self, row: int) -> None:
         del self.segments[row], self.stored[row]
