@@ -79,11 +79,23 @@ class DelayEstimator:
         self.ticks = sorted(self._last)[math.ceil(0.95 * len(self._last) - 1e-9) - 1]
 
 
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that may still be answered."""
+
+    first_tick: int
+    waited_ticks: int = 0
+    """ticks from `first_tick` on at which the robot stood still for want of an action"""
+
+
 class RequestTracker:
     """One request at a time, and each answer once.
 
     An answer is worth nothing if it is of an earlier episode, came before, is older than one already popped, was
     cancelled, failed, or holds numbers that are none; the last two are asked for again.
+
+    A robot that waits for an action stands still, and no action of a chunk is spent meanwhile: the chunk that comes
+    begins later by as many ticks as the robot waited since its first tick, and at once if it still waits.
     """
 
     def __init__(self, spec: RobotSpec, config: ChunkingConfig, delay: DelayEstimator | None = None) -> None:
@@ -98,9 +110,11 @@ class RequestTracker:
         """Whatever is under way is void."""
         self._moved_ticks = 0
         self._last: np.ndarray | None = None
-        self._open: dict[int, ChunkRequest] = {}
+        self._open: dict[int, OpenRequest] = {}
         self._asked: int | None = None
         self._newest: int | None = None
+        self._waits = True
+        """nothing was executed of any chunk at the last tick"""
 
     def can_request(self, tick: int) -> bool:
         """Whether a request may be made at `tick`: at most one a tick, and none while another may be answered."""
@@ -111,14 +125,17 @@ class RequestTracker:
     def register(self, request: ChunkRequest) -> ChunkRequest:
         """`request` as it goes on its way."""
         request = msgspec.structs.replace(request, moved_ticks=self._moved_ticks)
-        self._open[request.tick] = request
+        self._open[request.tick] = OpenRequest(request.first_tick)
         self._asked = request.tick
         if len(self._open) > _MOST_OPEN:
             del self._open[min(self._open)]
         return request
 
-    def on_executed(self, action: np.ndarray) -> None:
-        """float32[da]: what the robot did at a tick; counts for how long it has moved."""
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
+        """float32[da]: what the robot did at a tick; counts for how long it has moved. `waited`: for an action."""
+        self._waits = waited
+        for request in self._open.values() if waited else ():
+            request.waited_ticks += tick >= request.first_tick
         last = action if self._last is None else self._last
         self._moved_ticks = 0 if action.tolist() == hold_numbers(self.spec, last) else self._moved_ticks + 1
         # A driver may use its array again.
@@ -147,9 +164,11 @@ class RequestTracker:
         self._open = {asked: other for asked, other in self._open.items() if asked > reply.tick}
         made = reply.chunk
         chunk = quantise(made, self.config.speed_up, self.spec)
+        first = chunk.first_tick + request.waited_ticks
+        chunk = msgspec.structs.replace(chunk, first_tick=min(first, tick) if self._waits else first)
         return ScheduledChunk(chunk, made, max(tick, chunk.first_tick), delay_ticks)
 
-    def _fault_of(self, chunk: ActionChunk, request: ChunkRequest) -> str:
+    def _fault_of(self, chunk: ActionChunk, request: OpenRequest) -> str:
         """What is wrong with `chunk`, '' for nothing."""
         actions = chunk.actions
         if actions.ndim != 2 or len(actions) == 0 or actions.dtype.kind not in "fiu":
@@ -214,8 +233,14 @@ class ChunkScheduler:
         """The action for `tick` and its chunk; None when there is nothing fresh: then the robot holds."""
         return None
 
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        """float32[da]: what the robot really did at `tick`, whoever asked for it, after all limits."""
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+        """float32[da]: what the robot really did at `tick`, whoever asked for it, after all limits.
+
+        `waited`: it stood still only because there was no action.
+        """
+
+    def void(self, tick: int) -> None:
+        """At `tick` the robot is not where it was planned to be: plans are void, and what is under way as well."""
 
 
 class AlignedScheduler(ChunkScheduler):
@@ -266,10 +291,14 @@ class AlignedScheduler(ChunkScheduler):
             self.predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
         return planned
 
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        self.tracker.on_executed(action)
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+        self.tracker.on_executed(tick, action, waited)
         if self.predictor is not None:
             self.predictor.on_executed(tick, action)
+
+    def void(self, tick: int) -> None:
+        self.tracker.cancel()
+        self._running = None
 
     # --- what other strategies change ---------------------------------------------------------------------------------
 

@@ -81,19 +81,30 @@ class ControlLoop:
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
+        self._interrupted = False
+        """somebody or something else than the policy's plan had the robot since the plan was made"""
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
-        self._tick += 1
+        self._tick += 1 + self.rate.skipped
+        self._interrupted |= self.rate.skipped > 0
         self._handle_messages()
         if self._ensure_episode() and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
             self.mode, self.hold = decide(self._conditions(planned, scripted))
+            if self._interrupted and self._follows_plan:
+                # What was planned belongs to where the robot would have been.
+                self.chunks.scheduler.void(self._tick)
+                planned, self._interrupted = None, False
+                self.mode, self.hold = decide(self._conditions(planned, scripted))
             proposed, action = self._limit(self._select(planned, scripted, observation), observation)
             feedback = self._apply(action, self.rate.next_ns)
+            self._interrupted |= not self._follows_plan
             self._record(observation, proposed, feedback, planned)
+        elif self.tracker.running:
+            self._interrupted = True
         self._publish_status()
 
     def close(self) -> None:
@@ -211,6 +222,7 @@ class ControlLoop:
         inbox.on_episode_begun()
         self._scripted.reset()
         self.chunks.scheduler.reset(self._tick)
+        self._interrupted = False
         source = "evaluation" if inbox.evaluating else ""
         episode = self.tracker.start(task, seed, self._tick, self._clock.now_ns(), source)
         if needs_policy:
@@ -274,6 +286,16 @@ class ControlLoop:
             return None
         return self._scripted.action(observation, planned[0] if planned else None)
 
+    @property
+    def _follows_plan(self) -> bool:
+        """Whether the policy acts, or would if it had an action."""
+        return self.mode is Mode.policy or self._waits
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the robot holds only until inference brings an action."""
+        return self.mode is Mode.hold and self.hold == self._missing_action
+
     def _conditions(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> ControlConditions:
         return ControlConditions(
             estop=self.inbox.estop,
@@ -335,7 +357,7 @@ class ControlLoop:
         if not self.driver.connected:
             self._end()
             return
-        self.chunks.scheduler.on_executed(self._tick, feedback.executed)
+        self.chunks.scheduler.on_executed(self._tick, feedback.executed, waited=self._waits)
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return

@@ -20,6 +20,8 @@ class Rate:
         self.period_ns = period_ns
         self.ticks = 0
         self.missed = 0
+        self.skipped = 0
+        """deadlines that passed before the running tick began"""
         self._clock = clock
         self.due_ns = self.next_ns = clock.now_ns() + period_ns
         """when the running tick should have begun, and when the next one is to begin"""
@@ -37,10 +39,9 @@ class Rate:
         late_ns = max(0, self._clock.now_ns() - self.next_ns)
         self.ticks += 1
         self._histogram[min(_BINS - 1, late_ns * 100 // self.period_ns)] += 1
-        skipped = late_ns // self.period_ns
-        if skipped:
-            self.missed += 1
-        self.next_ns += (skipped + 1) * self.period_ns
+        self.skipped = late_ns // self.period_ns
+        self.missed += bool(self.skipped)
+        self.next_ns += (self.skipped + 1) * self.period_ns
         return late_ns
 
     def late_s(self, quantile: float) -> float:

@@ -49,9 +49,12 @@ class SegmentBuilder:
         return jpeg
 
     def step(self, step: Step, chunk: RecordedChunk | None = None) -> Segment | None:
-        """Add a step, and the chunk it is the first to act by; the segment before it when that one is full."""
+        """Add a step, and the chunk it is the first to act by; the segment before it when that one is full, or when
+        ticks between the two were not recorded: the ticks of a segment follow each other.
+        """
         full = len(self._steps) >= self._max_steps
-        segment = self._cut("", False, self._steps[-1].time_ns, step.frames) if full else None
+        gap = bool(self._steps) and step.tick != self._steps[-1].tick + 1
+        segment = self._cut("", False, self._steps[-1].time_ns, step.frames) if full or gap else None
         self._steps.append(step)
         if chunk is not None:
             self._chunks.append(chunk)

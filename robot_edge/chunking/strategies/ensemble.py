@@ -27,6 +27,10 @@ class EnsembleScheduler(AlignedScheduler):
         super().reset(tick)
         self._chunks.clear()
 
+    def void(self, tick: int) -> None:
+        super().void(tick)
+        self._chunks.clear()
+
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
         while self._chunks and self._chunks[0].end <= tick:
             self._chunks.popleft()

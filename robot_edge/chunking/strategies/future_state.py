@@ -46,8 +46,12 @@ class FutureStateScheduler(AlignedScheduler):
         self._promote(tick)
         return super().next_action(tick, observation)
 
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        super().on_executed(tick, action)
+    def void(self, tick: int) -> None:
+        super().void(tick)
+        self._next, self._assumed_until = None, tick
+
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+        super().on_executed(tick, action, waited)
         if tick < self._assumed_until and self.predictor.has_drifted:
             self.tracker.cancel()
             self._next = None

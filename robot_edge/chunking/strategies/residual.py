@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _KEPT = 8
 """chunks whose latent and corrector are remembered"""
 
-_Key = tuple[int, int, int]
+_Key = tuple[int, int]
 
 
 class ResidualScheduler(ChunkScheduler):
@@ -85,8 +85,11 @@ class ResidualScheduler(ChunkScheduler):
             self._base.predictor.on_action_selected(tick, corrected, observation.state)
         return corrected, chunk
 
-    def on_executed(self, tick: int, action: np.ndarray) -> None:
-        self._base.on_executed(tick, action)
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+        self._base.on_executed(tick, action, waited)
+
+    def void(self, tick: int) -> None:
+        self._base.void(tick)
 
     def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: ResidualPolicy) -> None:
         misfit = _misfit(chunk, len(latent), corrector, len(self._low))
@@ -115,4 +118,4 @@ def _misfit(chunk: ActionChunk, latent_width: int, corrector: ResidualPolicy, ac
 
 
 def _key(chunk: ActionChunk) -> _Key:
-    return chunk.first_tick, chunk.observed_ns, chunk.version
+    return chunk.observed_ns, chunk.version

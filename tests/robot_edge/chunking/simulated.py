@@ -113,7 +113,7 @@ class Simulated:
         chosen = self.scheduler.next_action(tick, observation)
         action = hold_action(self.spec, self.last) if chosen is None else chosen[0]
         executed = np.asarray(self.takeover.get(tick, self.limit(action)), np.float32)
-        self.scheduler.on_executed(tick, executed)
+        self.scheduler.on_executed(tick, executed, waited=chosen is None and tick not in self.takeover)
         self.state = self.move(self.state, executed)
         self.last = executed
         return Tick(tick, request, *(chosen or (None, None)), self.scheduler.delay_ticks, executed)
