@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloud_learner.algorithms import hg_dagger
 from fleet.config.recipe import Recipe
 from fleet.evaluation.evaluator import EvaluatorConfig
-from hal.drivers.fake import FAKE_INSTRUCTIONS, FakeConfig, FakeRobot
+from hal.drivers.fake import FAKE_INSTRUCTIONS, FAKE_LIMITS, FakeConfig, FakeRobot
 from hal.drivers.metaworld.dynamics import HandMotion, metaworld_limits
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import instruction
@@ -95,7 +95,7 @@ def fake(seed: int = 0) -> Recipe:
         make_policy=_pixels_policy,
         motion=SpecMotion(robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
         algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
-        loop=LoopConfig(max_ticks=60),
+        loop=LoopConfig(max_ticks=60, safety=FAKE_LIMITS),
         evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
         checkpoint_every_s=2.0,
     )

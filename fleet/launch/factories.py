@@ -15,8 +15,9 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.evaluation.evaluator import Conditions, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
-from hal.interfaces.robot import Robot, Teleoperator
+from hal.interfaces.robot import HoldingRobot, Teleoperator
 from hal.registry import make_operator, make_robot
+from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
 from robot_edge.control.loop import ControlLoop
@@ -67,7 +68,7 @@ def make_control(
     *,
     operated: bool = True,
     paced: bool = True,
-    robot: Robot | None = None,
+    robot: HoldingRobot | None = None,
     operator: Teleoperator | None = None,
     flight: FlightRecorder | None = None,
 ) -> ControlLoop:
@@ -79,8 +80,9 @@ def make_control(
     if robot is None:
         # A robot at its own rate stamps with the machine's clock.
         config, stamps = (recipe.robot_config, None) if paced else (recipe.unpaced_config, clock)
-        robot = make_robot(recipe.robot, config, stamps)
-        operator = make_operator(recipe.robot, robot) if operated else None
+        driver = make_robot(recipe.robot, config, stamps)
+        operator = make_operator(recipe.robot, driver) if operated else None
+        robot = LimitedRobot(driver, recipe.loop.safety)
     operator = operator if operated else None
     session_id = secrets.token_hex(4)
     if recipe.delay != "0":
@@ -239,7 +241,7 @@ def record_flight(
 
 def rebuild_control(
     header: FlightHeader,
-    robot: Robot,
+    robot: HoldingRobot,
     uplink: Channel,
     inference: Channel,
     clock: Clock,

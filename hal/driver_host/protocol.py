@@ -47,7 +47,7 @@ class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     call: str
-    """attach, connect, reset, read, write, propose or close"""
+    """attach, connect, reset, read, write, hold, propose or close"""
     sent_ns: int = 0
     """CLOCK_MONOTONIC, which both sides share"""
     action: bytes = b""
@@ -59,8 +59,8 @@ class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
     propose: bool = False
     """with `read`: answer with the scripted operator's proposal for what was read too"""
     read_at_ns: int = 0
-    """with `write`: `read` then (CLOCK_MONOTONIC) and send what came of it under the next number, unless control asks
-    for anything before; 0: do not"""
+    """with `write` and `hold`: `read` then (CLOCK_MONOTONIC) and send what came of it under the next number, unless
+    control asks for anything before; 0: do not"""
 
 
 class FrameView(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +91,8 @@ class Reply(msgspec.Struct, array_like=True):
     task: str = ""
     reward: float = 0.0
     success: bool = False
+    still: bool = True
+    held_ticks: int = 0
     action: bytes = b""
     """float32[da]: the scripted operator's, empty for none"""
     progress: float | None = 0.0

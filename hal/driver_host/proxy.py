@@ -108,15 +108,22 @@ class RobotProxy:
     def write(self, action: np.ndarray) -> Feedback:
         """As `Robot.write`. An action that reaches the driver too late is not executed: the robot holds instead, and
         `Feedback.executed` says so. Raises as `read`, and `InvalidDataError` for what is no action."""
-        data = limit_action(self.spec, action).tobytes()
+        return self._command("write", limit_action(self.spec, action).tobytes())
+
+    def hold(self) -> Feedback:
+        """As `LimitedRobot.hold`, by what the host knows of the robot's motion. Raises as `read`."""
+        return self._command("hold", b"")
+
+    def _command(self, call: str, action: bytes) -> Feedback:
         self._proposed = None
         at_ns, self._expected_ns = self._expected_ns, 0
         reply = self._call(
-            "write", self._call_s, action=data, previews=self._previews, propose=self._proposes, read_at_ns=at_ns
+            call, self._call_s, action=action, previews=self._previews, propose=self._proposes, read_at_ns=at_ns
         )
         if at_ns:
             self._ahead, self._ahead_ns = self._number + 1, at_ns
-        return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+        executed = np.frombuffer(reply.executed, np.float32)
+        return Feedback(executed, reply.reward, reply.success, reply.still, reply.held_ticks)
 
     def expect_read(self, at_ns: int) -> None:
         """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.

@@ -35,16 +35,9 @@ from hal.driver_host.protocol import (
     peer_pid,
 )
 from hal.driver_host.watchdog import CallDeadline, CommandWatchdog
-from hal.interfaces.robot import (
-    Feedback,
-    Robot,
-    Teleoperator,
-    request_previews,
-    validate_executed,
-    validate_observation,
-    validate_outcome,
-)
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action, rest_action
+from hal.interfaces.robot import Feedback, Robot, Teleoperator, validate_observation, validate_outcome
+from hal.safety.limited_robot import LimitedRobot
+from hal.safety.limiter import SafetyLimits
 from wire.errors import FleetError, RejectedError, RobotError
 from wire.types import Observation
 
@@ -76,14 +69,12 @@ class DriverServer:
 
         Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
         """
-        self.robot = robot
+        self.robot = LimitedRobot(robot, safety)
         self._what = f"robot '{robot.spec.embodiment}'"
         self._path = path
         self._operator = operator
-        self._safety = SafetyLimiter(robot.spec, safety or SafetyLimits())
         self._watchdog = CommandWatchdog(robot.spec.period_ns)
         self._deadline = deadline or CallDeadline()
-        self._executed: np.ndarray | None = None
         self._seen: Observation | None = None
         self._held_ticks = 0
         self._fault = self._traced_fault = ""
@@ -96,6 +87,10 @@ class DriverServer:
         self._listener = listen(path)
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
+
+    @property
+    def _commanded(self) -> bool:
+        return self.robot.executed is not None
 
     @property
     def attached(self) -> bool:
@@ -124,13 +119,12 @@ class DriverServer:
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
         deadline_s = time.monotonic() + _STOP_S
-        while self._executed is not None and time.monotonic() < deadline_s:
+        while self._commanded and time.monotonic() < deadline_s:
             self._hold()
-            if self._safety.still or self._fault:
+            if self.robot.still or self._fault:
                 break
             time.sleep(self.robot.spec.period_ns / 1e9)
         self._watchdog.pause()
-        self._executed = None
         try:
             with self._deadline.slow():
                 self.robot.close()
@@ -183,12 +177,12 @@ class DriverServer:
 
     def _on_connection_lost(self, error: Exception) -> None:
         log.log(
-            logging.INFO if self._executed is None else logging.WARNING,
+            logging.WARNING if self._commanded else logging.INFO,
             "%s: control process %d is gone (%s)%s.",
             self._what,
             self._pid,
             error,
-            "" if self._executed is None else "; the robot is held until one attaches",
+            "; the robot is held until one attaches" if self._commanded else "",
         )
         self._disconnect()
         self._watchdog.on_disconnect(time.monotonic_ns())
@@ -226,7 +220,7 @@ class DriverServer:
             case "read":
                 if request.previews != self._previews:
                     self._previews = request.previews
-                    request_previews(self.robot, request.previews)
+                    self.robot.request_previews(request.previews)
                 seen = validate_observation(self.robot.spec, self.robot.read())
                 reply = Reply(
                     number,
@@ -239,10 +233,17 @@ class DriverServer:
                 )
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
-            case "write":
-                executed, done = self._execute(request)
+            case "write" | "hold":
+                done = self._execute(request)
                 reward, success = validate_outcome(self.robot.spec, done)
-                return Reply(number, executed=executed.tobytes(), reward=reward, success=success)
+                return Reply(
+                    number,
+                    executed=done.executed.tobytes(),
+                    reward=reward,
+                    success=success,
+                    still=done.still,
+                    held_ticks=done.held_ticks,
+                )
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -264,8 +265,7 @@ class DriverServer:
     def _end_scene(self) -> None:
         """The scene ends here; what comes next starts from rest."""
         self._watchdog.pause()
-        self._safety.reset()
-        self._executed, self._seen, self._held_ticks, self._fault = None, None, 0, ""
+        self._seen, self._held_ticks, self._fault = None, 0, ""
 
     def _propose(self, number: int) -> Reply:
         if self._operator is None:
@@ -287,28 +287,18 @@ class DriverServer:
 
     # --- the robot ------------------------------------------------------------------------------------------------
 
-    def _execute(self, request: DriverRequest) -> tuple[np.ndarray, Feedback]:
-        action = np.frombuffer(request.action, np.float32)
-        late_ns = time.monotonic_ns() - request.sent_ns
+    def _execute(self, request: DriverRequest) -> Feedback:
+        held, late_ns = request.call == "hold", time.monotonic_ns() - request.sent_ns
         if late_ns > self._watchdog.timeout_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
-            action = self._hold_action()
-        executed, done = self._write(action)
+            self._held_ticks, held = self._held_ticks + 1, True
+        done = self.robot.hold() if held else self.robot.write(np.frombuffer(request.action, np.float32))
         self._watchdog.on_command(time.monotonic_ns())
         if self._held_ticks:
             log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
-        self._held_ticks = 0
-        return executed, done
-
-    def _write(self, action: np.ndarray) -> tuple[np.ndarray, Feedback]:
-        """What was executed, noted whatever else is wrong with the driver's answer, and that answer."""
-        done = self.robot.write(action)
-        # A driver may use its array again.
-        executed = validate_executed(self.robot.spec, done).copy()
-        self._safety.note(executed, self._executed if self._executed is not None else executed)
-        self._executed = executed
-        return executed, done
+        held_ticks, self._held_ticks = self._held_ticks, 0
+        return msgspec.structs.replace(done, held_ticks=held_ticks)
 
     def _hold(self) -> None:
         if self._held_ticks == 0:
@@ -316,7 +306,7 @@ class DriverServer:
             log.info("%s: %s; its host commands hold.", self._what, who)
         self._held_ticks += 1
         try:
-            self._write(self._hold_action())
+            self.robot.hold()
             self._fault = ""
         except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
             fault = f"{type(error).__name__}: {error_text(error)}"
@@ -324,13 +314,6 @@ class DriverServer:
                 log.error("%s cannot be held: %s", self._what, fault)
             self._fault = fault
         self._watchdog.on_hold(time.monotonic_ns())
-
-    def _hold_action(self) -> np.ndarray:
-        """float32[da]: one period of coming to hold."""
-        if self._executed is not None:
-            return self._safety.brake(self._executed)
-        seen = self._seen or self.robot.read()
-        return hold_action(self.robot.spec, rest_action(self.robot.spec, seen.state))
 
 
 def run_driver_server(

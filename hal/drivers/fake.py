@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from hal.interfaces.robot import ROBOT, Feedback, check_reset, check_task, require_scene
-from hal.safety.limiter import limit_action
+from hal.safety.limiter import SafetyLimits, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
@@ -35,6 +35,8 @@ FAKE_INSTRUCTIONS = {
     "go-away": "go away",
 }
 FAKE_TASKS = tuple(_GOALS)
+FAKE_LIMITS = SafetyLimits(rest={"gripper_effort": 0.0})
+"""none but where it begins"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class Feedback(msgspec.Struct, frozen=True, eq=False):
     reward: float = 0.0
     success: bool = False
     """the task is done, as far as the robot or its simulator can tell"""
+    still: bool = True
+    """nothing of the robot moves by it; said by whoever limits the robot, not by a driver"""
+    held_ticks: int = 0
+    """for so many control periods since the command before it was held, for none came in time; said by its host"""
 
 
 @runtime_checkable
@@ -60,6 +64,14 @@ class Robot(Protocol):
 
     def close(self) -> None:
         """Bring the robot to a safe stop and give it back. May be called twice."""
+        ...
+
+
+class HoldingRobot(Robot, Protocol):
+    """A robot behind its limits: `hal.safety.limited_robot`, also in another process."""
+
+    def hold(self) -> Feedback:
+        """One control period of coming to hold."""
         ...
 
 
@@ -119,7 +131,8 @@ def validate_observation(spec: RobotSpec, observation: Observation) -> Observati
 
 def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
-    return Feedback(validate_executed(spec, feedback), *validate_outcome(spec, feedback))
+    executed = validate_executed(spec, feedback)
+    return Feedback(executed, *validate_outcome(spec, feedback), feedback.still, feedback.held_ticks)
 
 
 def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:

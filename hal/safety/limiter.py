@@ -113,15 +113,24 @@ def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
     return np.array(hold_numbers(spec, last_executed), np.float32)
 
 
-def rest_action(spec: RobotSpec, state: np.ndarray) -> np.ndarray:
+def rest_action(spec: RobotSpec, state: np.ndarray, limits: SafetyLimits | None = None) -> np.ndarray:
     """float32[da]: what keeps a robot where it is measured, before it has executed anything.
 
-    An absolute dimension that is also measured (a state dimension of the same name) stays at `state`, float32[ds]; all
-    others are 0. Within limits. Raises `InvalidDataError` if one of those measurements is no number.
+    An absolute dimension stays at what `limits.rest` says, or else where it is measured, at `state`, float32[ds]: by
+    what `limits.moves` says of it or in the state dimension of its name. All others are 0. Within limits. Raises
+    `InvalidDataError` if one of those measurements is no number.
     """
-    measured = {d.name: value for d, value in zip(spec.state, state, strict=True)}
-    still = [measured.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
+    known = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
+    if limits is not None:
+        known |= {mapping.action: known[mapping.state] / mapping.gain for mapping in limits.moves} | limits.rest
+    still = [known.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return limit_action(spec, np.array(still, np.float32))
+
+
+def unmeasured(spec: RobotSpec, limits: SafetyLimits) -> tuple[str, ...]:
+    """The absolute action dimensions of which `rest_action` does not know what keeps them where they are."""
+    known = {d.name for d in spec.state} | {mapping.action for mapping in limits.moves} | set(limits.rest)
+    return tuple(d.name for d in spec.action if d.meaning is CommandType.absolute and d.name not in known)
 
 
 # --- changes and the workspace ----------------------------------------------------------------------------------------
@@ -138,7 +147,9 @@ class SafetyLimits:
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """by state dimension: where the robot may be, in the state's unit"""
     moves: tuple[ActionStateMapping, ...] = ()
-    """which action dimension moves which state dimension of the workspace; those of one name belong together"""
+    """which action dimension moves which state dimension; those of one name belong together"""
+    rest: Mapping[str, float] = field(default_factory=dict)
+    """by absolute action dimension that nobody measures, such as an effort: what to command before anything was"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +204,14 @@ def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
             require_dimension(f"{what}: {kind}", name, actions)
             if not value > 0:
                 raise ConfigError(f"{what}: {kind} of '{name}' is {value}; give one above 0.")
+    for name, value in limits.rest.items():
+        require_dimension(f"{what}: rest", name, actions)
+        dimension = spec.action[actions.index(name)]
+        if dimension.meaning is not CommandType.absolute or not dimension.low <= value <= dimension.high:
+            raise ConfigError(
+                f"{what}: rest of '{name}' is {value}; give one within its limits, {dimension.low} to "
+                f"{dimension.high}, of an absolute dimension."
+            )
     period_s = spec.period_ns / 1e9
     absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
     scale = np.array([1.0 if d.meaning is CommandType.velocity else period_s for d in spec.action])

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback, Robot, request_previews, validate_feedback, validate_observation
+from hal.interfaces.robot import Feedback, HoldingRobot, request_previews, validate_feedback, validate_observation
 from policies.interface.policy import check_observation
 from robot_edge.control.config import ObservationLimits, RobotTimeouts
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
@@ -38,7 +38,7 @@ class GuardedRobot:
     def __init__(
         self,
         name: str,
-        robot: Robot,
+        robot: HoldingRobot,
         timeouts: RobotTimeouts,
         limits: ObservationLimits,
         clock: Clock,
@@ -133,8 +133,9 @@ class GuardedRobot:
         except FleetError as error:
             log.warning("robot '%s': no larger pictures: %s", self._name, error)
 
-    def write(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback | None:
-        """What came of `action`, float32[da]; None when it was not taken. After too many of those it is given up.
+    def write(self, action: np.ndarray | None, next_read_ns: int = 0) -> Feedback | None:
+        """What came of `action`, float32[da], or of holding it; None when it was not taken. After too many of those it
+        is given up.
 
         `next_read_ns`: when it will be read next, for a robot that gets ready for it (by a method `expect_read`, as
         `hal.driver_host.proxy` has); 0 when nobody knows.
@@ -143,7 +144,9 @@ class GuardedRobot:
         def write() -> Feedback:
             if self._expect_read is not None and next_read_ns:
                 self._expect_read(next_read_ns)
-            return validate_feedback(self._robot.spec, self._robot.write(action))
+            return validate_feedback(
+                self._robot.spec, self._robot.hold() if action is None else self._robot.write(action)
+            )
 
         try:
             feedback = self._call("write", write)

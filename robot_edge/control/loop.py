@@ -10,8 +10,8 @@ import logging
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback, Robot, Teleoperator
-from hal.safety.limiter import SafetyLimiter, hold_action, rest_action
+from hal.interfaces.robot import Feedback, HoldingRobot, Teleoperator
+from hal.safety.limiter import hold_action, limit_action, rest_action
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler, PlannedAction
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
@@ -39,7 +39,7 @@ class ControlLoop:
         self,
         name: str,
         session_id: str,
-        robot: Robot,
+        robot: HoldingRobot,
         uplink: Channel,
         inference: Channel,
         make_scheduler: MakeScheduler,
@@ -49,7 +49,7 @@ class ControlLoop:
     ) -> None:
         """`session_id` names this start of the process, so that episode ids never repeat.
 
-        Raises `ConfigError` for limits that do not fit the robot.
+        Raises `ConfigError` for a `write_after_s` that does not fit the robot.
         """
         if not 0 <= config.write_after_s < robot.spec.period_ns / 1e9:
             raise ConfigError(
@@ -70,7 +70,6 @@ class ControlLoop:
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
         self.driver = GuardedRobot(name, robot, config.driver, config.observation_limits, clock, self._notify)
-        self._safety = SafetyLimiter(robot.spec, config.safety)
         self._scripted = ScriptedTakeover(operator, config.gate, self._notify)
         self._clock = clock
         self._uplink = uplink
@@ -79,6 +78,8 @@ class ControlLoop:
         self._seen: Observation | None = None
         """the newest valid observation of this scene"""
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
+        self._still = True
+        """what the robot did with the last command of this scene, as it said; and whether it stands"""
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
@@ -99,8 +100,8 @@ class ControlLoop:
                 self.chunks.scheduler.void(self._tick)
                 planned, self._interrupted = None, False
                 self.mode, self.hold = decide(self._conditions(planned, scripted))
-            proposed, action = self._limit(self._select(planned, scripted, observation), observation)
-            feedback = self._apply(action, self.rate.next_ns)
+            proposed = self._select(planned, scripted)
+            feedback = self._apply(self._checked(proposed), self.rate.next_ns)
             self._interrupted |= not self._follows_plan
             self._record(observation, proposed, feedback, planned)
         elif self.tracker.running:
@@ -179,9 +180,9 @@ class ControlLoop:
 
     def _at_rest(self) -> bool:
         """Between two episodes: slow the robot down within its limits; whether it stands still."""
-        if self._seen is None or self._safety.still:
+        if self._seen is None or self._still:
             return True
-        self._apply(self._safety.brake(self._executed, self._seen.state))
+        self._apply(None)
         self.mode, self.hold = decide(ControlConditions(estop=self.inbox.estop, resetting=True))
         return False
 
@@ -254,8 +255,8 @@ class ControlLoop:
         if observation is not None:
             if self._seen is None:
                 # A scene was reset: what the robot executed before says nothing about where it is now.
-                self._executed = rest_action(self.robot.spec, observation.state)
-                self._safety.reset()
+                self._executed = rest_action(self.robot.spec, observation.state, self.config.safety)
+                self._still = True
             self._seen = observation
         if self._seen is not None and self.driver.connected:
             return self._seen
@@ -312,27 +313,27 @@ class ControlLoop:
             missing_action=self._missing_action if planned is None else NO_HOLD,
         )
 
-    def _select(
-        self, planned: PlannedAction | None, scripted: np.ndarray | None, observation: Observation
-    ) -> np.ndarray:
-        """float32[da]: what whoever is in control proposes."""
-        action = None
-        if self.mode is Mode.policy and planned is not None:
-            action = planned[0]
-        elif self.mode is Mode.script:
-            action = scripted
-        elif self.mode is Mode.human:
-            action = self.override.action(self._executed)
-        return self._safety.brake(self._executed, observation.state) if action is None else action
+    def _select(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> np.ndarray | None:
+        """float32[da]: what whoever is in control proposes, None for a hold."""
+        match self.mode:
+            case Mode.policy:
+                return planned[0] if planned is not None else None
+            case Mode.script:
+                return scripted
+            case Mode.human:
+                return self.override.action(self._executed)
+        return None
 
-    def _limit(self, proposed: np.ndarray, observation: Observation) -> tuple[np.ndarray, np.ndarray]:
-        """What is recorded as proposed, and what may be done; what is not finite is neither."""
+    def _checked(self, proposed: np.ndarray | None) -> np.ndarray | None:
+        """`proposed` within its bounds; None, with the hold named, for what is no action."""
+        if proposed is None:
+            return None
         try:
-            return proposed, self._safety.limit(proposed, self._executed, observation.state)
+            return limit_action(self.robot.spec, proposed)
         except InvalidDataError as error:
             log.warning("robot '%s': %s", self.name, error)
             self._hold_for(Hold(HoldReason.bad_action, str(error)))
-            return (self._safety.brake(self._executed, observation.state),) * 2
+            return None
 
     def _hold_for(self, fault: Hold) -> None:
         """The robot cannot be used, or what was decided cannot be done."""
@@ -340,19 +341,21 @@ class ControlLoop:
 
     # --- write, record, report ------------------------------------------------------------------------------------
 
-    def _apply(self, action: np.ndarray, next_read_ns: int = 0) -> Feedback:
-        """Command the robot and note what it did. A driver that refuses is given a while, during which it is held."""
+    def _apply(self, action: np.ndarray | None, next_read_ns: int = 0) -> Feedback:
+        """Command the robot, None to hold, and note what it did. A driver that refuses is given a while, during which
+        it is held.
+        """
         feedback = self.driver.write(action, next_read_ns)
         if feedback is None:
             if self.mode not in (Mode.estop, Mode.hold):
                 self._hold_for(self.driver.fault)
             return Feedback(hold_action(self.robot.spec, self._executed))
-        self._safety.note(feedback.executed, self._executed)
-        self._executed = feedback.executed
+        self._interrupted |= feedback.held_ticks > 0
+        self._executed, self._still = feedback.executed, feedback.still
         return feedback
 
     def _record(
-        self, observation: Observation, proposed: np.ndarray, feedback: Feedback, planned: PlannedAction | None
+        self, observation: Observation, proposed: np.ndarray | None, feedback: Feedback, planned: PlannedAction | None
     ) -> None:
         if not self.driver.connected:
             self._end()
@@ -366,7 +369,7 @@ class ControlLoop:
             self.mode,
             self.hold.reason,
             observation,
-            proposed,
+            feedback.executed if proposed is None else proposed,
             feedback,
             planned[1] if planned else None,
             self.chunks.scheduler.made,

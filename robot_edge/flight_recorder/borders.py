@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "robot.reset": ((str, int), None),
     "robot.read": ((), Observation),
     "robot.write": ((np.ndarray,), Feedback),
+    "robot.hold": ((), Feedback),
     "robot.close": ((), None),
     "operator.propose": ((), np.ndarray),
     "operator.progress": ((), float),

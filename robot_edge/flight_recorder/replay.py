@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 import wire.errors
-from hal.interfaces.robot import Robot, Teleoperator
+from hal.interfaces.robot import HoldingRobot, Teleoperator
 from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.borders import RecordedBoundary
 from robot_edge.flight_recorder.events import (
@@ -42,7 +42,7 @@ from wire.clock import Clock
 from wire.errors import ConfigError
 from wire.transport.channel import Channel
 
-MakeLoop = Callable[[FlightHeader, Robot, Channel, Channel, Clock, Teleoperator | None], ControlLoop]
+MakeLoop = Callable[[FlightHeader, HoldingRobot, Channel, Channel, Clock, Teleoperator | None], ControlLoop]
 """Builds the loop a header describes on a robot, uplink, inference, clock and operator; it may look at nothing else."""
 
 

@@ -41,6 +41,7 @@ def metaworld_limits() -> SafetyLimits:
             for axis, low, high in zip("xyz", HAND_LOW, HAND_HIGH, strict=True)
         },
         moves=tuple(ActionStateMapping(f"move_{axis}", f"hand_{axis}", STEP_M) for axis in "xyz"),
+        rest={"gripper_effort": 0.0},
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from hal.conformance import check_robot
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import DriverServer, run_driver_server
-from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot, Faults, fake_spec
+from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeExpert, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
@@ -43,6 +43,7 @@ def hosted(
 ) -> Iterator[RobotProxy]:
     """`robot` in a host that runs in a thread, and the control side of it, not attached yet."""
     over = threading.Event()
+    safety = safety or (FAKE_LIMITS if isinstance(robot, FakeRobot) else None)
     thread = threading.Thread(target=run_driver_server, args=(robot, path, over.is_set, safety, operator))
     thread.start()
     control = RobotProxy(robot.spec, path, attach_s=60.0, **options)

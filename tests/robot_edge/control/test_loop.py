@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from hal.drivers.fake import FAKE_LIMITS, FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.config import GateConfig, LoopConfig
@@ -33,7 +34,7 @@ class Bench:
         self.loop = ControlLoop(
             "robot-0",
             "session",
-            self.robot,
+            LimitedRobot(self.robot, FAKE_LIMITS),
             uplink,
             inference,
             lambda trained: make_scheduler(ChunkingConfig("aligned"), self.robot.spec, trained),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeRobot, Faults
+from hal.drivers.fake import FAKE_LIMITS, FAKE_TASKS, FakeConfig, FakeRobot, Faults
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback
+from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimits
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
@@ -38,11 +39,11 @@ class Bench:
         self.uplink, uplink = memory_pair()
         self.inference, inference = memory_pair()
         motion = SpecMotion(self.robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"])
-        limits = safety or SafetyLimits()
+        limits = safety or FAKE_LIMITS
         self.loop = ControlLoop(
             "robot-0",
             "session",
-            self.robot,
+            LimitedRobot(self.robot, limits),
             uplink,
             inference,
             lambda trained: make_scheduler(ChunkingConfig(strategy), self.robot.spec, trained, motion, safety=limits),

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from hal.drivers.fake import FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
+from hal.drivers.fake import FAKE_LIMITS, FAKE_TASKS, FakeConfig, FakeExpert, FakeRobot, Faults
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
-from hal.interfaces.robot import Robot, Teleoperator
+from hal.interfaces.robot import HoldingRobot, Teleoperator
+from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
@@ -37,7 +38,12 @@ CORRECTOR = ResidualPolicy(
 
 
 def make_loop(
-    header: FlightHeader, robot: Robot, uplink: Channel, inference: Channel, clock: Clock, operator: Teleoperator | None
+    header: FlightHeader,
+    robot: HoldingRobot,
+    uplink: Channel,
+    inference: Channel,
+    clock: Clock,
+    operator: Teleoperator | None,
 ) -> ControlLoop:
     """As the program would: from the header and the borders alone."""
     return ControlLoop(
@@ -104,7 +110,7 @@ class Bench:
         self.flight = FlightRecorder(directory, self.header, replace(FlightConfig(flush_s=0.05), **config))
         self.loop = make_loop(
             self.header,
-            self.flight.border("robot", self.robot),
+            self.flight.border("robot", LimitedRobot(self.robot, FAKE_LIMITS)),
             self.flight.border("uplink", self.up),
             self.flight.border("inference", self.inf),
             self.flight.border("clock", self.clock),

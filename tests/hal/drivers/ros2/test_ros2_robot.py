@@ -42,6 +42,7 @@ from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
 from hal.drivers.ros2.sim_node import describe  # noqa: E402
 from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
+from hal.safety.limited_robot import LimitedRobot  # noqa: E402
 
 SPEC = fake_spec(FakeConfig())
 PATIENT = {"max_age_s": 20.0, "confirm_timeout_s": 10.0, "max_skew_s": 20.0, "connect_timeout_s": 40.0}
@@ -77,7 +78,7 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     loop = ControlLoop(
         "r",
         "b",
-        robot,
+        LimitedRobot(robot),
         uplink,
         inference,
         lambda trained: make_scheduler(ChunkingConfig("aligned"), robot.spec, trained),
@@ -151,9 +152,8 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     recipe = replace(recipe, loop=replace(recipe.loop, needs_policy=False, max_ticks=10, observation_limits=HEALTH))
     ours, uplink = memory_pair()
     _, inference = memory_pair()
-    loop = make_control(
-        recipe, "r", uplink, inference, MonotonicClock(), operated=False, robot=make_robot("ros2", recipe.robot_config)
-    )
+    robot = LimitedRobot(make_robot("ros2", recipe.robot_config), recipe.loop.safety)
+    loop = make_control(recipe, "r", uplink, inference, MonotonicClock(), operated=False, robot=robot)
     with sim_node("fake", None, "-p", "pacing:=stepped"):
         loop.robot.connect()
         ours.send(Hello("r", "uplink", "clock", 0, 1, recipe.spec))
