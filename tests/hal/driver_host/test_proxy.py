@@ -113,7 +113,7 @@ def test_a_bug_in_the_driver_does_not_end_its_host(place: Path) -> None:
         robot.reset("go-left", 1)
         with pytest.raises(RobotError, match=r"failed in read\(\): ZeroDivisionError: oh"):
             robot.read()
-        assert robot.write(np.zeros(4, np.float32)).executed.tolist() == [0, 0, 0, 0]
+        robot.reset("go-right", 1)
 
 
 def test_the_scripted_operator_runs_beside_the_driver(place: Path) -> None:
@@ -221,9 +221,29 @@ def test_hold_brakes_within_the_acceleration_limit(place: Path) -> None:
     with hosted(driver, place, safety=limits) as robot:
         robot.connect()
         robot.reset("go-left", 1)
-        robot.write(np.array([0.5, 0, 0, 0], np.float32))
-        until_held(driver.executed, 6)
-    assert np.allclose([x[0] for x in driver.executed[:7]], [0.5, 0.4, 0.3, 0.2, 0.1, 0, 0], atol=1e-6)
+        for _ in range(5):
+            robot.write(np.array([0.5, 0, 0, 0], np.float32))
+        until_held(driver.executed, 10)
+    ramp = [0.1, 0.2, 0.3, 0.4, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0]
+    assert np.allclose([x[0] for x in driver.executed[: len(ramp)]], ramp, atol=1e-6)
+
+
+def test_control_that_stalled_does_not_push_a_robot_that_its_host_has_stopped(place: Path) -> None:
+    driver = Slow()
+    with hosted(
+        driver, place, safety=SafetyLimits(acceleration={"move_x": 5 * HZ}, rest={"gripper_effort": 0})
+    ) as robot:
+        robot.connect()
+        robot.reset("go-left", 1)
+        for _ in range(5):
+            before = robot.write(np.array([0.5, 0, 0, 0], np.float32))
+        assert not before.still
+        until_held(driver.executed, 12)
+        after = robot.hold()
+    assert after.executed[0] == 0
+    assert after.still
+    assert after.held_ticks >= 5
+    assert np.all(np.diff([x[0] for x in driver.executed[5:]]) <= 0)
 
 
 def test_absolute_joints_stay_where_they_are() -> None:

@@ -95,6 +95,7 @@ def test_what_the_driver_raises_is_raised_by_the_reading(place: Path) -> None:
     with hosted(driver, place) as robot:
         robot.connect()
         robot.reset("go-left", 1)
+        robot.read()
         driver.broken = True
         robot.expect_read(time.monotonic_ns())
         robot.write(STILL)

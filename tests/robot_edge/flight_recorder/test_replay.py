@@ -58,7 +58,7 @@ def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, 
 
     def look(record: TickRecord, calls: list[Call]) -> None:
         seen.append(record)
-        written.extend(call.given[0] for call in calls if call.name == "robot.write")
+        written.extend(call.result.executed for call in calls if call.name in ("robot.write", "robot.hold"))
 
     result = replay(directory, make_loop, on_tick=look)
     assert (result.differences, result.notes) == ([], [])

@@ -1,0 +1,130 @@
+"""What a robot executed is known where it is commanded, and nobody who commanded nothing is moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hal.interfaces.dynamics import ActionStateMapping
+from hal.interfaces.robot import Feedback
+from hal.safety.limited_robot import LimitedRobot
+from hal.safety.limiter import SafetyLimits
+from wire.errors import ConfigError, InvalidDataError
+from wire.types import CommandType, Dimension, Observation, RobotSpec
+
+SPEC = RobotSpec(
+    "arm",
+    (Dimension("joint", "deg", -180, 180), Dimension("finger_width", "mm", 0, 80)),
+    (Dimension("joint", "deg", -180, 180), Dimension("finger", "1", -1, 1)),
+    (),
+    50.0,
+)
+"""two targets, one of them named unlike what is measured of it"""
+FINGER = ActionStateMapping("finger", "finger_width", 80.0)
+
+
+class Arm:
+    """Stands at 50 deg with its finger 40 mm open; takes what it is given, a spring pulls `pulled` deg back."""
+
+    def __init__(self) -> None:
+        self.spec, self.written, self.pulled = SPEC, list[np.ndarray](), 0.0
+        self.state = np.array([50.0, 40.0], np.float32)
+        self._array = np.zeros(2, np.float32)
+
+    def connect(self) -> None: ...
+
+    def reset(self, task: str, seed: int) -> None: ...
+
+    def read(self) -> Observation:
+        return Observation(1, self.state.copy(), {}, "stay")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self.written.append(action.copy())
+        self._array[:] = action - [self.pulled, 0]
+        return Feedback(self._array)
+
+    def close(self) -> None: ...
+
+
+def limited(arm: Arm, limits: SafetyLimits | None = None) -> LimitedRobot:
+    robot = LimitedRobot(arm, limits)
+    robot.connect()
+    robot.reset("stay", 0)
+    return robot
+
+
+class TestNobodyCommandedIt:
+    def test_a_target_that_is_not_measured_is_not_made_up(self) -> None:
+        arm = Arm()
+        robot = limited(arm)
+        for _ in range(5):
+            assert robot.hold().still
+        assert arm.written == []
+
+    def test_after_the_first_command_it_holds_what_was_commanded(self) -> None:
+        arm = Arm()
+        robot = limited(arm)
+        robot.write(np.array([50, 0.7], np.float32))
+        robot.hold()
+        assert np.allclose(arm.written, [[50, 0.7], [50, 0.7]])
+        robot.reset("stay", 1)
+        robot.hold()
+        assert len(arm.written) == 2
+
+    @pytest.mark.parametrize(
+        ("limits", "finger"), [(SafetyLimits(moves=(FINGER,)), 0.5), (SafetyLimits(rest={"finger": -0.2}), -0.2)]
+    )
+    def test_what_is_measured_or_said_is_held(self, limits: SafetyLimits, finger: float) -> None:
+        arm = Arm()
+        limited(arm, limits).hold()
+        assert np.allclose(arm.written, [[50, finger]])
+
+    @pytest.mark.parametrize("rest", [{"finger": 2.0}, {"finger": float("nan")}, {"thumb": 0.0}])
+    def test_a_rest_that_cannot_be_is_refused(self, rest: dict[str, float]) -> None:
+        with pytest.raises(ConfigError, match="rest"):
+            LimitedRobot(Arm(), SafetyLimits(rest=rest))
+
+
+def test_the_first_command_is_limited_from_where_the_robot_is_measured() -> None:
+    arm = Arm()
+    robot = limited(arm, SafetyLimits(velocity={"joint": 100.0}, rest={"finger": 0.0}))
+    assert robot.write(np.array([180, 0], np.float32)).executed[0] == pytest.approx(52)
+
+
+def test_limits_reckon_with_what_was_executed_and_not_with_what_was_asked_for() -> None:
+    arm = Arm()
+    robot = limited(arm, SafetyLimits(velocity={"joint": 100.0}, rest={"finger": 0.0}))
+    arm.pulled = 1.5
+    executed = [robot.write(np.array([180, 0], np.float32)).executed[0] for _ in range(4)]
+    # 2 deg a period forward of where the spring left it
+    assert np.allclose(executed, [50.5, 51, 51.5, 52])
+
+
+def test_what_is_no_action_reaches_no_motor() -> None:
+    arm = Arm()
+    robot = limited(arm, SafetyLimits(rest={"finger": 0.0}))
+    for wrong in (np.array([np.nan, 0], np.float32), np.zeros(3, np.float32)):
+        with pytest.raises(InvalidDataError):
+            robot.write(wrong)
+    assert arm.written == []
+
+
+def test_it_says_when_nothing_moves_any_more() -> None:
+    spec = RobotSpec("base", (), (Dimension("v", "m/s", -1, 1, CommandType.velocity),), (), 10.0)
+
+    class Base(Arm):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spec, self.state, self._array = spec, np.zeros(0, np.float32), np.zeros(1, np.float32)
+
+        def write(self, action: np.ndarray) -> Feedback:
+            self.written.append(action.copy())
+            return Feedback(action)
+
+    base = Base()
+    robot = limited(base, SafetyLimits(acceleration={"v": 2.5}))
+    while robot.write(np.array([0.75], np.float32)).executed[0] < 0.75:
+        pass
+    told = [robot.hold() for _ in range(4)]
+    assert np.allclose([feedback.executed[0] for feedback in told], [0.5, 0.25, 0, 0], atol=1e-6)
+    assert [feedback.still for feedback in told] == [False, False, True, True]
