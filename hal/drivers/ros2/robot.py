@@ -21,7 +21,7 @@ from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
-from wire.types import Observation
+from wire.types import CommandType, Observation
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class Ros2Robot:
         self._command: Publisher | None = None
         self._reset: Client | None = None
         self._stop: Client | None = None
-        self._executed = np.zeros(self.spec.action_dim, np.float32)
+        self._sent: np.ndarray | None = None
+        """float32[da]: what was asked for last in this scene"""
         self._targets: dict[int, float] = {}
         """where integrated delta dimensions were last sent, by index"""
         self._stamp_ns = 0
@@ -127,9 +128,8 @@ class Ros2Robot:
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
                 f"{self._synchronizer.faults()} {around}"
             )
-        self._executed = np.zeros(self.spec.action_dim, np.float32)
         self._targets.clear()
-        self._silent, self.task = False, task
+        self._sent, self._silent, self.task = None, False, task
 
     def read(self) -> Observation:
         """State float32[ds] and, of each camera, the newest picture that is not newer than it.
@@ -160,9 +160,9 @@ class Ros2Robot:
                 "running? The command was not sent."
             )
         sent, executed = self._integrate(synchronizer, limited)
+        self._sent = limited
         self._publish(self._command, sent)
         if not self.config.executed:
-            self._executed = executed
             return Feedback(executed)
         # A robot that is gone is not waited for as long again: control has other things to do.
         gone = self._silent and not synchronizer.alive
@@ -174,11 +174,14 @@ class Ros2Robot:
                 f"{self._who}: nothing on '{self._node.topic(self.config.topics.executed)}' for a command sent "
                 f"{timeout_s:g} s ago. Is the robot's node running and active?"
             )
-        self._executed = feedback.executed
         return feedback
 
     def close(self) -> None:
-        """Stop the robot, by its service or by a command to hold, and give the node back. May be called twice."""
+        """Stop the robot, by its service or by a command to stay where it is measured, and give the node back.
+
+        What is not measured, or not now, keeps the target it has; a robot that was commanded nothing is left alone.
+        May be called twice.
+        """
         if self._synchronizer is not None:
             try:
                 self._stop_moving()
@@ -211,9 +214,24 @@ class Ros2Robot:
     def _stop_moving(self) -> None:
         if self._stop is not None:
             self._trigger(self._stop, _STOP_S)
-        elif self.task and self._command is not None and self._command.subscriptions and self._synchronizer is not None:
-            still, _ = self._integrate(self._synchronizer, hold_action(self.spec, self._executed))
-            self._publish(self._command, still)
+        elif self._sent is not None and self._command is not None and self._command.subscriptions:
+            assert self._synchronizer is not None
+            sent, _ = self._integrate(self._synchronizer, self._held(self._synchronizer, self._sent))
+            self._publish(self._command, sent)
+
+    def _held(self, synchronizer: MessageSynchronizer, last: np.ndarray) -> np.ndarray:
+        """float32[da]: what stops the robot after `last`: no target in it that was neither measured nor sent before."""
+        held, states = hold_action(self.spec, last), [dimension.name for dimension in self.spec.state]
+        try:
+            measured = synchronizer.state()
+        except RobotError as error:
+            log.warning("%s: it keeps the targets it has: %s", self._who, error)
+            return held
+        for index, dimension in enumerate(self.spec.action):
+            if dimension.meaning is CommandType.absolute and dimension.name in states:
+                value = measured[states.index(dimension.name)]
+                held[index] = value if np.isfinite(value) else held[index]
+        return limit_action(self.spec, held)
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
         answer = service.call(timeout_s)

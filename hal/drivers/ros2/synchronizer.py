@@ -291,6 +291,11 @@ class MessageSynchronizer:
         """Whether joint states came lately, of whatever scene."""
         return time.monotonic_ns() - self._heard_ns < self._config.max_age_s * 1e9
 
+    def state(self) -> np.ndarray:
+        """float32[ds]: the newest. Raises `RobotError` when it is too old."""
+        with self._changed:
+            return self._fresh_state(f"robot '{self._spec.embodiment}'").values.copy()
+
     def observation(self, text: str) -> Observation:
         """The newest state with the newest pictures that are not newer. Raises `RobotError` that says what is wrong."""
         with self._changed:
@@ -298,20 +303,24 @@ class MessageSynchronizer:
             if self._jumps:
                 jumps, self._jumps = "; ".join(self._jumps), []
                 raise RobotError(f"{who}: {jumps}. It holds for a moment and goes on by the new time.")
-            state, machine_ns = self._state, time.monotonic_ns()
-            since_ns = self._heard_ns if self._aged_by_arrival or state is None else state.time_ns
-            age_s = (machine_ns - since_ns) / 1e9
-            if state is None or age_s > self._config.max_age_s:
-                wrong = self._wrong.get(self._topic, "")
-                raise RobotError(
-                    f"{who}: joint states on '{self._topic}' are {age_s:.2f} s old (limit {self._config.max_age_s:g} "
-                    f"s){': ' + wrong if wrong else ''}. The robot holds and goes on by itself when they come again; "
-                    f"is its node running? `ros2 topic hz {self._topic}`"
-                )
+            state = self._fresh_state(who)
             images = {name: self._frame(who, pictures, state.stamp) for name, pictures in self.pictures.items()}
             # Mapping follows corrections of the clock: a picture may end up a few microseconds after its state.
             self._last_ns = max(self._last_ns, state.time_ns, *(frame.time_ns for frame in images.values()), 0)
             return Observation(self._last_ns, state.values.copy(), images, text)
+
+    def _fresh_state(self, who: str) -> _TopicState:
+        state, machine_ns = self._state, time.monotonic_ns()
+        since_ns = self._heard_ns if self._aged_by_arrival or state is None else state.time_ns
+        age_s = (machine_ns - since_ns) / 1e9
+        if state is None or age_s > self._config.max_age_s:
+            wrong = self._wrong.get(self._topic, "")
+            raise RobotError(
+                f"{who}: joint states on '{self._topic}' are {age_s:.2f} s old (limit {self._config.max_age_s:g} "
+                f"s){': ' + wrong if wrong else ''}. The robot holds and goes on by itself when they come again; "
+                f"is its node running? `ros2 topic hz {self._topic}`"
+            )
+        return state
 
     def _frame(self, who: str, pictures: ReceivedPictures, stamp: int) -> Frame:
         found = pictures.at(stamp)

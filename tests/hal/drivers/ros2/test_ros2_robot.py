@@ -33,11 +33,11 @@ from wire.errors import ConfigError, RobotError
 from wire.messages.gateway import Hello, Job
 from wire.messages.local import EpisodeEnded, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
-from wire.types import Frame, Observation, Step
+from wire.types import Dimension, Frame, Observation, RobotSpec, Step
 
 pytestmark = needs_ros
 
-from hal.drivers.ros2.config import IntegrationTarget, Ros2Config  # noqa: E402
+from hal.drivers.ros2.config import IntegrationTarget, Ros2Config, Topics  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_image  # noqa: E402
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
 from hal.drivers.ros2.sim_node import describe  # noqa: E402
@@ -233,6 +233,7 @@ class Bare:
         self.node.subscribe(TRAJECTORY, "joint_trajectory", self.commands.append)
         self.shown = True
         self.ahead_ns = 0
+        self.names = [d.name for d in SPEC.state]
         self.state = np.array([0.1, 0.2, 0.1, 0.0])
         self.size = 64
         self._ended = threading.Event()
@@ -240,7 +241,6 @@ class Bare:
         self._thread.start()
 
     def _run(self) -> None:
-        names = [d.name for d in SPEC.state]
         while not self._ended.wait(0.01):
             now_ns = self.node.now_ns() + self.ahead_ns
             if self.simulated_ns is not None:
@@ -253,7 +253,7 @@ class Bare:
                 self.images.send(
                     raw_image("front", np.full((self.size, self.size, 3), 9, np.uint8), now_ns - 1_000_000)
                 )
-                self.states.send(joint_state(names, self.state, now_ns))
+                self.states.send(joint_state(self.names, self.state, now_ns))
 
     def close(self) -> None:
         self._ended.set()
@@ -292,6 +292,50 @@ def test_joint_states_and_trajectories_are_enough(bare: Bare, connected: Ros2Rob
     connected.close()
     wait_until(lambda: len(bare.commands) > 1)
     assert list(bare.commands[-1].points[0].positions) == [0.0, 0.0, 0.0, 0.25], "it is told to hold"
+
+
+JOINTS = tuple(Dimension(name, "rad", -2.0, 2.0) for name in ("lift", "turn"))
+
+
+class TestClose:
+    """It never sends a target that was neither measured nor sent before."""
+
+    @pytest.fixture
+    def arm(self, bare: Bare) -> Iterator[Ros2Robot]:
+        bare.names, bare.state = ["lift", "turn"], np.array([0.6, -0.8])
+        spec = RobotSpec("two-joints", JOINTS, JOINTS, (), 20.0)
+        topics = Topics(executed="executed_by_nobody")
+        robot = Ros2Robot(
+            Ros2Config(spec, topics=topics, executed=True, confirm_timeout_s=0.2, max_age_s=0.5, connect_timeout_s=20.0)
+        )
+        robot.connect()
+        robot.reset("anything", 0)
+        yield robot
+        robot.close()
+
+    def test_it_stays_where_it_is_measured_although_nobody_said_what_was_executed(
+        self, bare: Bare, arm: Ros2Robot
+    ) -> None:
+        with pytest.raises(RobotError, match="executed_by_nobody"):
+            arm.write(np.array([1.0, -1.0], np.float32))
+        arm.close()
+        wait_until(lambda: len(bare.commands) > 1)
+        assert list(bare.commands[-1].points[0].positions) == pytest.approx([0.6, -0.8])
+
+    def test_what_is_not_measured_keeps_its_target(self, bare: Bare, arm: Ros2Robot) -> None:
+        with pytest.raises(RobotError):
+            arm.write(np.array([1.0, -1.0], np.float32))
+        bare.shown = False
+        time.sleep(0.7)
+        arm.close()
+        wait_until(lambda: len(bare.commands) > 1)
+        assert list(bare.commands[-1].points[0].positions) == pytest.approx([1.0, -1.0])
+
+    def test_a_robot_that_was_commanded_nothing_is_left_alone(self, bare: Bare, arm: Ros2Robot) -> None:
+        arm.read()
+        arm.close()
+        time.sleep(0.3)
+        assert bare.commands == []
 
 
 def test_integrated_deltas_are_targets_from_where_the_robot_was(bare: Bare) -> None:
