@@ -89,6 +89,10 @@ class RobotDisconnectedError(RobotError):
     """The process that has the driver is gone, and with it the scene."""
 
 
+class RobotStoppedError(RobotError):
+    """A robot that somebody stopped does not do that."""
+
+
 class PolicyError(FleetError):
     """A policy cannot be built or run."""
 

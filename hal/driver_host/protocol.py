@@ -25,7 +25,7 @@ import numpy as np
 from wire import errors
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, StorageError, storage_error
 from wire.transport.frame_ring import FrameRing, ring_path, with_preview
-from wire.types import CameraSpec, Frame, RobotSpec
+from wire.types import CameraSpec, Frame, RobotSpec, StopState
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     call: str
-    """attach, connect, reset, read, write, hold, propose or close"""
+    """attach, connect, reset, read, write, hold, propose, stop_state or close"""
     sent_ns: int = 0
     """CLOCK_MONOTONIC, which both sides share"""
     action: bytes = b""
@@ -93,6 +93,7 @@ class Reply(msgspec.Struct, array_like=True):
     success: bool = False
     still: bool = True
     held_ticks: int = 0
+    stop: StopState | None = None
     action: bytes = b""
     """float32[da]: the scripted operator's, empty for none"""
     progress: float | None = 0.0

@@ -21,10 +21,11 @@ from hal.driver_host.protocol import (
     set_timeout,
     socket_address,
 )
+from hal.driver_host.stop_line import StopOrder, send_order
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
-from wire.types import Observation, RobotSpec
+from wire.types import Observation, RobotSpec, StopState
 
 _SLICE_S = 0.2
 """how often `meanwhile` is called"""
@@ -114,6 +115,23 @@ class RobotProxy:
         """As `LimitedRobot.hold`, by what the host knows of the robot's motion. Raises as `read`."""
         return self._command("hold", b"")
 
+    def stop_state(self) -> StopState:
+        """Who keeps the robot from moving; attaches to the host if need be. Raises `RobotError` when there is none."""
+        if self._socket is None:
+            self._attach()
+        self._proposed = None
+        return self._call("stop_state", self._call_s).stop or StopState()
+
+    def stop(self, stop: str, who: str) -> None:
+        """At once, past whatever the host is doing. Raises `RobotError` when there is no host."""
+        send_order(self._path, StopOrder("stop", stop, who))
+
+    def release(self, stop: str) -> None:
+        send_order(self._path, StopOrder("release", stop))
+
+    def start(self) -> None:
+        send_order(self._path, StopOrder("start"))
+
     def _command(self, call: str, action: bytes) -> Feedback:
         self._proposed = None
         at_ns, self._expected_ns = self._expected_ns, 0
@@ -123,7 +141,7 @@ class RobotProxy:
         if at_ns:
             self._ahead, self._ahead_ns = self._number + 1, at_ns
         executed = np.frombuffer(reply.executed, np.float32)
-        return Feedback(executed, reply.reward, reply.success, reply.still, reply.held_ticks)
+        return Feedback(executed, reply.reward, reply.success, reply.still, reply.held_ticks, reply.stop)
 
     def expect_read(self, at_ns: int) -> None:
         """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.

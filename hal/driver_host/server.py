@@ -34,10 +34,12 @@ from hal.driver_host.protocol import (
     listen,
     peer_pid,
 )
+from hal.driver_host.stop_line import StopListener
 from hal.driver_host.watchdog import CallDeadline, CommandWatchdog
 from hal.interfaces.robot import Feedback, Robot, Teleoperator, validate_observation, validate_outcome
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimits
+from hal.safety.stop_latch import StopLatch
 from wire.errors import FleetError, RejectedError, RobotError
 from wire.types import Observation
 
@@ -64,12 +66,16 @@ class DriverServer:
         safety: SafetyLimits | None = None,
         operator: Teleoperator | None = None,
         deadline: CallDeadline | None = None,
+        stop_file: Path | None = None,
     ) -> None:
-        """Listens at `path`, beside which its frames lie: choose a directory in memory.
+        """Listens at `path`, beside which its frames lie: choose a directory in memory. `stop_file`: keeps what stops
+        the robot beyond this process.
 
         Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
         """
-        self.robot = LimitedRobot(robot, safety)
+        self.robot = LimitedRobot(robot, safety, StopLatch(stop_file))
+        self._wake, self._woken = socket.socketpair()
+        self.robot.on_stop = lambda: self._wake.send(b"!")
         self._what = f"robot '{robot.spec.embodiment}'"
         self._path = path
         self._operator = operator
@@ -87,6 +93,7 @@ class DriverServer:
         self._listener = listen(path)
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
+        self._stops = StopListener(path, self.robot)
 
     @property
     def _commanded(self) -> bool:
@@ -104,9 +111,12 @@ class DriverServer:
         wait_s = min(_STEP_S, self._watchdog.left_s(now_ns))
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
-        sockets = [self._listener] if self._control is None else [self._control, self._listener]
+        sockets = [self._woken, self._listener, *([] if self._control is None else [self._control])]
         ready, _, _ = select.select(sockets, [], [], wait_s)
-        if self._control is not None and self._control in ready:
+        if self._woken in ready:
+            self._woken.recv(64)
+            self._watchdog.on_stop(time.monotonic_ns())
+        elif self._control is not None and self._control in ready:
             self._answer(self._control)
         elif self._control is not None and self._ahead is not None:
             self._read_ahead(self._control, self._ahead)
@@ -133,6 +143,9 @@ class DriverServer:
             if self._listener.fileno() >= 0:
                 self._path.unlink(missing_ok=True)
             self._listener.close()
+            self._stops.close()
+            self._wake.close()
+            self._woken.close()
             self._deadline.cancel()
 
     # --- control --------------------------------------------------------------------------------------------------
@@ -243,7 +256,10 @@ class DriverServer:
                     success=success,
                     still=done.still,
                     held_ticks=done.held_ticks,
+                    stop=done.stop,
                 )
+            case "stop_state":
+                return Reply(number, stop=self.robot.stop_state())
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
@@ -288,6 +304,10 @@ class DriverServer:
     # --- the robot ------------------------------------------------------------------------------------------------
 
     def _execute(self, request: DriverRequest) -> Feedback:
+        stop = self.robot.stop_state()
+        if stop.stops and (executed := self.robot.executed) is not None:
+            # The host brakes by itself, once in a period: whatever control asks for comes to nothing.
+            return Feedback(executed, still=self.robot.still, held_ticks=self._held_ticks, stop=stop)
         held, late_ns = request.call == "hold", time.monotonic_ns() - request.sent_ns
         if late_ns > self._watchdog.timeout_ns:
             # It waited behind a driver that blocked: what was right then may be wrong now.
@@ -302,8 +322,12 @@ class DriverServer:
 
     def _hold(self) -> None:
         if self._held_ticks == 0:
-            who = f"control process {self._pid} sends no command" if self._control is not None else "no control process"
-            log.info("%s: %s; its host commands hold.", self._what, who)
+            why = "no control process"
+            if self.robot.stop_state().stops:
+                why = "it is stopped"
+            elif self._control is not None:
+                why = f"control process {self._pid} sends no command"
+            log.info("%s: %s; its host commands hold.", self._what, why)
         self._held_ticks += 1
         try:
             self.robot.hold()
@@ -323,6 +347,7 @@ def run_driver_server(
     safety: SafetyLimits | None = None,
     operator: Teleoperator | None = None,
     deadline: CallDeadline | None = None,
+    stop_file: Path | None = None,
 ) -> None:
     """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
@@ -331,7 +356,7 @@ def run_driver_server(
     A control process that is still there then gets `GRACE_S` to end by itself. When the driver blocks for longer than
     `deadline` this process ends, with a trace in its log and exit status 1. Raises as `DriverServer`.
     """
-    server = DriverServer(robot, path, safety, operator, deadline)
+    server = DriverServer(robot, path, safety, operator, deadline, stop_file)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()

@@ -70,6 +70,11 @@ class CommandWatchdog:
         if self._due_ns is not None:
             self._due_ns = min(self._due_ns, max(now_ns, self._commanded_ns + self._period_ns))
 
+    def on_stop(self, now_ns: int) -> None:
+        """Somebody stops the robot: hold is due now, and from then on once in a period, whatever is commanded."""
+        if self._due_ns is not None:
+            self._due_ns = now_ns
+
     def on_hold(self, now_ns: int) -> None:
         """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
         if self._due_ns is not None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
-from wire.types import Frame, Observation, RobotSpec
+from wire.types import Frame, Observation, RobotSpec, StopState
 
 _FLOAT32 = np.dtype(np.float32)
 _Scene = TypeVar("_Scene")
@@ -35,6 +35,8 @@ class Feedback(msgspec.Struct, frozen=True, eq=False):
     """nothing of the robot moves by it; said by whoever limits the robot, not by a driver"""
     held_ticks: int = 0
     """for so many control periods since the command before it was held, for none came in time; said by its host"""
+    stop: StopState | None = None
+    """who keeps the robot from moving, None when nobody does; it was not commanded then, but brought to a stop"""
 
 
 @runtime_checkable
@@ -67,11 +69,36 @@ class Robot(Protocol):
         ...
 
 
+@runtime_checkable
+class StoppableRobot(Protocol):
+    """A robot that has a way of its own to stop what moves."""
+
+    def stop_motion(self) -> None:
+        """Stop whatever moves, at once. Called by another thread while another call is under way; returns quickly."""
+        ...
+
+
 class HoldingRobot(Robot, Protocol):
     """A robot behind its limits: `hal.safety.limited_robot`, also in another process."""
 
     def hold(self) -> Feedback:
         """One control period of coming to hold."""
+        ...
+
+    def stop_state(self) -> StopState:
+        """Who keeps the robot from moving."""
+        ...
+
+    def stop(self, stop: str, who: str) -> None:
+        """As `StopLatch.stop`; at once, whatever else the robot is doing. Raises `RobotError` if nobody hears it."""
+        ...
+
+    def release(self, stop: str) -> None:
+        """As `StopLatch.release`."""
+        ...
+
+    def start(self) -> None:
+        """As `StopLatch.start`."""
         ...
 
 
@@ -132,7 +159,7 @@ def validate_observation(spec: RobotSpec, observation: Observation) -> Observati
 def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
     executed = validate_executed(spec, feedback)
-    return Feedback(executed, *validate_outcome(spec, feedback), feedback.still, feedback.held_ticks)
+    return Feedback(executed, *validate_outcome(spec, feedback), feedback.still, feedback.held_ticks, feedback.stop)
 
 
 def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:

@@ -1,23 +1,35 @@
-"""A robot behind its limits, and the one who knows what it executed last: whoever touches the driver holds one."""
+"""A robot behind its limits and its stop, and the one who knows what it executed last: whoever touches the driver
+holds one.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback, Robot, request_previews, validate_executed
+from hal.interfaces.robot import Feedback, Robot, StoppableRobot, request_previews, validate_executed
 from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action, unmeasured
-from wire.types import Observation
+from hal.safety.stop_latch import StopLatch
+from wire.errors import RobotStoppedError
+from wire.types import Observation, StopState
+
+log = logging.getLogger(__name__)
 
 
 class LimitedRobot:
-    """Keeps the `Robot` protocol, and holds. Not for several threads at once."""
+    """Keeps the `HoldingRobot` protocol. Not for several threads at once, except `stop`, `release` and `start`."""
 
-    def __init__(self, robot: Robot, limits: SafetyLimits | None = None) -> None:
-        """Raises `ConfigError` for limits that do not fit the robot."""
+    def __init__(self, robot: Robot, limits: SafetyLimits | None = None, latch: StopLatch | None = None) -> None:
+        """`latch`: stops that outlive this process. Raises `ConfigError` for limits that do not fit the robot."""
         self.robot, self.spec = robot, robot.spec
         self.executed: np.ndarray | None = None
         """float32[da]: at the last command of this scene, None before the first"""
+        self._latch, self._connected = latch or StopLatch(), False
+        self.on_stop: Callable[[], None] = lambda: None
+        """called by whoever stops the robot, so that nobody waits for the next command"""
         self._limits = limits or SafetyLimits()
         self._limiter = SafetyLimiter(robot.spec, self._limits)
         self._unmeasured = unmeasured(robot.spec, self._limits)
@@ -29,12 +41,21 @@ class LimitedRobot:
         return self._limiter.still
 
     def connect(self) -> None:
+        """As `Robot.connect`. Raises `RobotStoppedError` for one that is stopped: connecting may put torque on."""
+        if not self._connected:
+            self._require_free("is not connected")
         self.robot.connect()
+        self._connected = True
 
     def reset(self, task: str, seed: int) -> None:
-        """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still."""
+        """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
+
+        Raises `RobotStoppedError` for one that is stopped, or was while it reset.
+        """
+        self._require_free("is not reset")
         self._forget()
         self.robot.reset(task, seed)
+        self._require_free("was stopped while it reset")
 
     def read(self) -> Observation:
         seen = self.robot.read()
@@ -42,34 +63,66 @@ class LimitedRobot:
         return seen
 
     def write(self, action: np.ndarray) -> Feedback:
-        """Execute what comes nearest to `action`, float32[da], within all limits.
+        """Execute what comes nearest to `action`, float32[da], within all limits; hold while somebody stops the robot.
 
         Raises `InvalidDataError` for what is no action, and what the driver raises.
         """
         before = self._before()
-        return self._write(self._limiter.limit(action, before, self._state), before)
+        limited = self._limiter.limit(action, before, self._state)
+        return self.hold() if not self._latch.state.free else self._write(limited, before)
 
     def hold(self) -> Feedback:
-        """One period of coming to hold, as hard as acceleration allows. Raises what the driver raises.
+        """One period of coming to hold, as hard as acceleration allows, or a stop. Raises what the driver raises.
 
         A robot that was commanded nothing in this scene is left alone if nobody measures where its targets are: no
         number would hold it.
         """
-        before = self._before()
+        before, state = self._before(), self._latch.state
         if self.executed is None and self._unmeasured:
-            return Feedback(before)
-        return self._write(self._limiter.brake(before, self._state), before)
+            return Feedback(before, stop=None if state.free else state)
+        return self._write(self._limiter.brake(before, self._state, bool(state.stops)), before)
+
+    def stop_state(self) -> StopState:
+        return self._latch.state
+
+    def stop(self, stop: str, who: str) -> None:
+        """As `StopLatch.stop`. What the driver does by itself is stopped here; `hold` brakes the rest."""
+        new = not self._latch.state.stops
+        self._latch.stop(stop, who)
+        self.on_stop()
+        if new and isinstance(self.robot, StoppableRobot):
+            try:
+                self.robot.stop_motion()
+            except Exception as error:  # noqa: BLE001 - whatever a driver raises, the stop holds
+                log.error("robot '%s' could not stop what it does by itself: %s", self.spec.embodiment, error)
+        self._latch.save()
+
+    def release(self, stop: str) -> None:
+        self._latch.release(stop)
+        self._latch.save()
+
+    def start(self) -> None:
+        self._latch.start()
+        self._latch.save()
 
     def request_previews(self, wanted: bool) -> None:
         request_previews(self.robot, wanted)
 
     def close(self) -> None:
+        self._connected = False
         self._forget()
         self.robot.close()
 
     def _forget(self) -> None:
         self.executed = self._state = None
         self._limiter.reset()
+
+    def _require_free(self, what: str) -> None:
+        state = self._latch.state
+        if state.free:
+            return
+        who = f"by {', '.join(sorted(set(state.stops.values())))}" if state.stops else "before, and nobody started it"
+        raise RobotStoppedError(f"robot '{self.spec.embodiment}' {what}: it was stopped {who}.")
 
     def _before(self) -> np.ndarray:
         """float32[da]: what the robot executes now."""
@@ -83,4 +136,6 @@ class LimitedRobot:
         # A driver may use its array again. It is noted whatever else is wrong with the answer.
         self.executed = validate_executed(self.spec, done).copy()
         self._limiter.note(self.executed, before)
-        return msgspec.structs.replace(done, executed=self.executed, still=self._limiter.still)
+        state = self._latch.state
+        stop = None if state.free else state
+        return msgspec.structs.replace(done, executed=self.executed, still=self._limiter.still, stop=stop)

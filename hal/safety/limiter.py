@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -144,6 +144,9 @@ class SafetyLimits:
     """by action dimension: units per second, above 0"""
     acceleration: Mapping[str, float] = field(default_factory=dict)
     """by action dimension: units per second squared, above 0"""
+    stop_deceleration: Mapping[str, float] = field(default_factory=dict)
+    """by action dimension: how hard an emergency stop brakes, no less than `acceleration`, which it is where not named
+    """
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """by state dimension: where the robot may be, in the state's unit"""
     moves: tuple[ActionStateMapping, ...] = ()
@@ -199,11 +202,18 @@ def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
     what = f"safety of '{spec.embodiment}'"
     actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
-    for kind, table in (("velocity", limits.velocity), ("acceleration", limits.acceleration)):
+    tables = ("velocity", limits.velocity), ("acceleration", limits.acceleration)
+    for kind, table in (*tables, ("stop_deceleration", limits.stop_deceleration)):
         for name, value in table.items():
             require_dimension(f"{what}: {kind}", name, actions)
             if not value > 0:
                 raise ConfigError(f"{what}: {kind} of '{name}' is {value}; give one above 0.")
+    for name, value in limits.stop_deceleration.items():
+        if not value >= limits.acceleration.get(name, math.inf):
+            raise ConfigError(
+                f"{what}: stop_deceleration of '{name}' is {value}; give no less than its acceleration, which must be "
+                "limited too: an emergency stop is not softer than any other."
+            )
     for name, value in limits.rest.items():
         require_dimension(f"{what}: rest", name, actions)
         dimension = spec.action[actions.index(name)]
@@ -250,6 +260,8 @@ class SafetyLimiter:
     def __init__(self, spec: RobotSpec, limits: SafetyLimits) -> None:
         """Raises `ConfigError` as `compile_limits`."""
         self.compiled = compile_limits(spec, limits)
+        harder = {**limits.acceleration, **limits.stop_deceleration}
+        self._stopping = compile_limits(spec, replace(limits, acceleration=harder))
         self.reset()
 
     def reset(self) -> None:
@@ -263,14 +275,17 @@ class SafetyLimiter:
         velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
         for an action that is no number or has another shape.
         """
-        return self._limited(limit_numbers(self.compiled.spec, action), executed, state)
+        return self._limited(limit_numbers(self.compiled.spec, action), executed, state, self.compiled)
 
-    def brake(self, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
+    def brake(self, executed: np.ndarray, state: np.ndarray | None = None, stop: bool = False) -> np.ndarray:
         """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
+
+        `stop`: as hard as an emergency stop may.
 
         Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
         """
-        return self._limited(hold_numbers(self.compiled.spec, executed), executed, state)
+        wanted = hold_numbers(self.compiled.spec, executed)
+        return self._limited(wanted, executed, state, self._stopping if stop else self.compiled)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
         """`action` is what the robot just did, whoever asked for it, `executed` what it did before; float32[da]."""
@@ -281,9 +296,11 @@ class SafetyLimiter:
         """Whether the robot was not moving when it was last commanded."""
         return not any(self._speeds)
 
-    def _limited(self, wanted: list[float], executed: np.ndarray, state: np.ndarray | None) -> np.ndarray:
+    def _limited(
+        self, wanted: list[float], executed: np.ndarray, state: np.ndarray | None, limits: CompiledLimits
+    ) -> np.ndarray:
         measured = state.tolist() if state is not None else None
-        return np.array(limited_numbers(self.compiled, wanted, executed.tolist(), self._speeds, measured), np.float32)
+        return np.array(limited_numbers(limits, wanted, executed.tolist(), self._speeds, measured), np.float32)
 
 
 def speeds_of(compiled: CompiledLimits, action: Sequence[float], executed: Sequence[float]) -> list[float]:
