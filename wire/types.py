@@ -99,6 +99,9 @@ class OperatorCommandKind(StrEnum):
     """act so until the next command"""
     estop = "estop"
     release_estop = "release_estop"
+    """take back the stop that the command names: with the last one the robot is ready to be started"""
+    start = "start"
+    """a robot that was stopped may move again"""
     drop_link = "drop_link"
     """whoever drove it vanished: hold"""
 

@@ -27,6 +27,8 @@ from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
 from wire.types import Observation, RobotSpec, StopState
 
+_ORDER_S = 0.1
+"""how long the host's answer to a stop is waited for; an order that is not answered is given again"""
 _SLICE_S = 0.2
 """how often `meanwhile` is called"""
 
@@ -122,15 +124,15 @@ class RobotProxy:
         self._proposed = None
         return self._call("stop_state", self._call_s).stop or StopState()
 
-    def stop(self, stop: str, who: str) -> None:
-        """At once, past whatever the host is doing. Raises `RobotError` when there is no host."""
-        send_order(self._path, StopOrder("stop", stop, who))
+    def stop(self, stop: str, who: str) -> StopState:
+        """At once, past whatever the host is doing. Raises `RobotError` when there is none that answers."""
+        return send_order(self._path, StopOrder("stop", stop, who), _ORDER_S)
 
-    def release(self, stop: str) -> None:
-        send_order(self._path, StopOrder("release", stop))
+    def release(self, stop: str) -> StopState:
+        return send_order(self._path, StopOrder("release", stop), _ORDER_S)
 
-    def start(self) -> None:
-        send_order(self._path, StopOrder("start"))
+    def start(self) -> StopState:
+        return send_order(self._path, StopOrder("start"), _ORDER_S)
 
     def _command(self, call: str, action: bytes) -> Feedback:
         self._proposed = None

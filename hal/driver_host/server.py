@@ -73,7 +73,8 @@ class DriverServer:
 
         Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
         """
-        self.robot = LimitedRobot(robot, safety, StopLatch(stop_file))
+        latch = StopLatch(stop_file)
+        self.robot = LimitedRobot(robot, safety, latch)
         self._wake, self._woken = socket.socketpair()
         self.robot.on_stop = lambda: self._wake.send(b"!")
         self._what = f"robot '{robot.spec.embodiment}'"
@@ -93,7 +94,7 @@ class DriverServer:
         self._listener = listen(path)
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
-        self._stops = StopListener(path, self.robot)
+        self._stops = StopListener(path, self.robot, latch.save)
 
     @property
     def _commanded(self) -> bool:

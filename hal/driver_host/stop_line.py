@@ -2,7 +2,7 @@
 
     whoever stops ── StopOrder ──► `<host's socket>.stop` ──► a thread of the host ──► the robot's limits and driver
 
-The host answers with the `StopState` that follows, if whoever stops has an address of its own.
+The host answers with the `StopState` that follows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -47,35 +48,33 @@ def stop_address(path: Path) -> Path:
     return path.with_name(path.name + ".stop")
 
 
-def send_order(path: Path, order: StopOrder, timeout_s: float = 0.0) -> StopState | None:
-    """Give `order` to the host at `path`; what follows from it, None if nobody said so within `timeout_s`.
-
-    Without a timeout nothing is waited for. Raises `RobotError` when there is no host.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line, contextlib.ExitStack() as undo:
-        if timeout_s:
-            own = Path(tempfile.gettempdir()) / f"vla-fleet-{os.getpid()}-{secrets.token_hex(4)}"
+def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
+    """Give `order` to the host at `path`; what follows from it. Raises `RobotError` when nobody answers in time."""
+    own = Path(tempfile.gettempdir()) / f"vla-fleet-{os.getpid()}-{secrets.token_hex(4)}"
+    address = stop_address(path)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
             line.bind(socket_address(own))
-            undo.callback(own.unlink, missing_ok=True)
             line.settimeout(timeout_s)
-        try:
-            line.sendto(_encode(order), socket.MSG_DONTWAIT, socket_address(stop_address(path)))
-            return msgspec.msgpack.decode(line.recv(_BYTES), type=StopState) if timeout_s else None
-        except TimeoutError:
-            return None
-        except OSError as error:
-            raise RobotError(
-                f"no host of a robot is listening at {stop_address(path)} ({error.strerror}). Is the robot's edge "
-                "running on this computer? If it moves nevertheless, cut its power."
-            ) from error
+            line.sendto(_encode(order), socket_address(address))
+            return msgspec.msgpack.decode(line.recv(_BYTES), type=StopState)
+    except OSError as error:
+        raise RobotError(
+            f"no host of a robot answers at {address} ({error.strerror or error}). Is the robot's edge running on this "
+            "computer? If the robot moves nevertheless, cut its power."
+        ) from error
+    finally:
+        own.unlink(missing_ok=True)
 
 
 class StopListener:
     """A thread of the host that does what comes in, whatever the host's other threads do."""
 
-    def __init__(self, path: Path, robot: HoldingRobot) -> None:
-        """Raises `StorageError` when nobody could be heard there."""
-        self._path, self._robot = stop_address(path), robot
+    def __init__(self, path: Path, robot: HoldingRobot, save: Callable[[], None]) -> None:
+        """`save`: keeps what came; called last, for it may take its time. Raises `StorageError` when nobody could be
+        heard there.
+        """
+        self._path, self._robot, self._save = stop_address(path), robot, save
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         try:
             self._path.unlink(missing_ok=True)
@@ -118,3 +117,4 @@ class StopListener:
                 with contextlib.suppress(OSError):
                     state = msgspec.msgpack.encode(self._robot.stop_state())
                     self._socket.sendto(state, socket.MSG_DONTWAIT, sender)
+            self._save()

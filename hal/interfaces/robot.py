@@ -89,16 +89,16 @@ class HoldingRobot(Robot, Protocol):
         """Who keeps the robot from moving."""
         ...
 
-    def stop(self, stop: str, who: str) -> None:
+    def stop(self, stop: str, who: str) -> StopState:
         """As `StopLatch.stop`; at once, whatever else the robot is doing. Raises `RobotError` if nobody hears it."""
         ...
 
-    def release(self, stop: str) -> None:
-        """As `StopLatch.release`."""
+    def release(self, stop: str) -> StopState:
+        """As `StopLatch.release`. Raises as `stop`."""
         ...
 
-    def start(self) -> None:
-        """As `StopLatch.start`."""
+    def start(self) -> StopState:
+        """As `StopLatch.start`. Raises as `stop`."""
         ...
 
 

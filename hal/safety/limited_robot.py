@@ -85,7 +85,7 @@ class LimitedRobot:
     def stop_state(self) -> StopState:
         return self._latch.state
 
-    def stop(self, stop: str, who: str) -> None:
+    def stop(self, stop: str, who: str) -> StopState:
         """As `StopLatch.stop`. What the driver does by itself is stopped here; `hold` brakes the rest."""
         new = not self._latch.state.stops
         self._latch.stop(stop, who)
@@ -95,15 +95,15 @@ class LimitedRobot:
                 self.robot.stop_motion()
             except Exception as error:  # noqa: BLE001 - whatever a driver raises, the stop holds
                 log.error("robot '%s' could not stop what it does by itself: %s", self.spec.embodiment, error)
-        self._latch.save()
+        return self._latch.state
 
-    def release(self, stop: str) -> None:
+    def release(self, stop: str) -> StopState:
         self._latch.release(stop)
-        self._latch.save()
+        return self._latch.state
 
-    def start(self) -> None:
+    def start(self) -> StopState:
         self._latch.start()
-        self._latch.save()
+        return self._latch.state
 
     def request_previews(self, wanted: bool) -> None:
         request_previews(self.robot, wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from robot_edge.control.operator_override import OperatorOverride
@@ -42,7 +42,8 @@ class CommandInbox:
         self.trained = PolicyCapabilities()
         """what that version was trained for"""
         self.storage_ok = True
-        self.estop = False
+        self.stop_orders: deque[OperatorCommand] = deque()
+        """what people said of stopping and starting, to be passed on to the robot in this order"""
         self.stopping = False
         self.previews_wanted = False
         """somebody looks at larger pictures"""
@@ -107,10 +108,8 @@ class CommandInbox:
                 self.version, self.trained = message.number, message.trained
             case Nack():
                 self.storage_ok = not message.reason
-            case OperatorCommand(kind="estop"):
-                self.estop = True
-            case OperatorCommand(kind="release_estop"):
-                self.estop = False
+            case OperatorCommand(kind="estop" | "release_estop" | "start"):
+                self.stop_orders.append(message)
             case OperatorCommand():
                 self.interventions += self._override.handle_command(message)
             case Hello(role=Role.uplink):

@@ -24,8 +24,16 @@ from robot_edge.control.config import ObservationLimits, RobotTimeouts
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
 from robot_edge.control.observation_checks import CameraCheck, ClockCheck
 from wire.clock import Clock
-from wire.errors import ConfigError, FleetError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.types import Observation, RobotSpec
+from wire.errors import (
+    ConfigError,
+    FleetError,
+    InvalidDataError,
+    RobotDisconnectedError,
+    RobotError,
+    RobotStoppedError,
+)
+from wire.messages.gateway import OperatorCommand
+from wire.types import Observation, OperatorCommandKind, RobotSpec, StopState
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +60,8 @@ class GuardedRobot:
         """why it must not move on what was read last"""
         self.refused_commands = 0
         """in a row"""
+        self.stop_state = StopState()
+        """who keeps it from moving, as it said last"""
         self._name = name
         self._robot = robot
         self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
@@ -83,6 +93,9 @@ class GuardedRobot:
             return True
         try:
             self._call("connect", self._robot.connect)
+        except RobotStoppedError:
+            self.poll_stop()
+            return False
         except FleetError as error:
             self.disconnect(HoldReason.no_robot, f"it cannot be connected: {error}")
             return False
@@ -93,6 +106,9 @@ class GuardedRobot:
         """Whether the robot stands at the start of `task`."""
         try:
             self._call("reset", lambda: self._robot.reset(task, seed))
+        except RobotStoppedError:
+            self.poll_stop()
+            return False
         except FleetError as error:
             self.disconnect(
                 HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)
@@ -160,10 +176,32 @@ class GuardedRobot:
             elif self.refused_commands > self._timeouts.refusals:
                 self.disconnect(HoldReason.no_robot, f"it took none of {self.refused_commands} commands: {error}")
             return None
+        self.stop_state = feedback.stop or StopState()
         if self._must_take_command:
             self.refused_commands, self._must_take_command, self._failures = 0, False, 0
             self._clear_fault("the robot takes commands again.")
         return feedback
+
+    def poll_stop(self) -> None:
+        """Ask who keeps it from moving; what is known stays when it does not answer."""
+        with contextlib.suppress(FleetError):
+            self.stop_state = self._call("stop_state", self._robot.stop_state)
+
+    def give_order(self, command: OperatorCommand) -> bool:
+        """Pass on what somebody said of stopping or starting it; whether it was heard."""
+        robot, by = self._robot, command.operator
+        try:
+            match command.kind:
+                case OperatorCommandKind.estop:
+                    self.stop_state = self._call("stop", lambda: robot.stop(command.stop or by, by))
+                case OperatorCommandKind.release_estop:
+                    self.stop_state = self._call("release", lambda: robot.release(command.stop))
+                case OperatorCommandKind.start:
+                    self.stop_state = self._call("start", robot.start)
+        except FleetError as error:
+            self._set_fault(HoldReason.no_robot, f"it did not hear '{command.kind}': {error}")
+            return False
+        return True
 
     def check_at_rest(self, *, scene: bool) -> None:
         """At rest, now and then: note what is wrong with the robot.

@@ -27,7 +27,7 @@ from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import without_previews
-from wire.types import Observation
+from wire.types import Observation, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +124,8 @@ class ControlLoop:
                 inbox.handle_message(message)
         while (message := self._uplink.recv()) is not None:
             inbox.handle_message(message)
+        while inbox.stop_orders and self.driver.give_order(inbox.stop_orders[0]):
+            inbox.stop_orders.popleft()
         self.driver.request_previews(inbox.previews_wanted)
         if self.tracker.running and not self.tracker.outcome and (why := self._void_because()):
             log.warning("robot '%s': %s; the running episode ends.", self.name, why)
@@ -183,7 +185,7 @@ class ControlLoop:
         if self._seen is None or self._still:
             return True
         self._apply(None)
-        self.mode, self.hold = decide(ControlConditions(estop=self.inbox.estop, resetting=True))
+        self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, resetting=True))
         return False
 
     def _start_episode(self) -> bool:
@@ -193,7 +195,8 @@ class ControlLoop:
             self._notify("refused", self.chunks.refused)
         self.mode, self.hold = decide(
             ControlConditions(
-                estop=inbox.estop,
+                estop=self._stopped,
+                ready=self._ready,
                 resting=inbox.resting,
                 recorder_ok=self.tracker.recorder.healthy,
                 storage_ok=inbox.storage_ok,
@@ -207,6 +210,8 @@ class ControlLoop:
         if self.hold:
             if self._tick >= self._next_status:
                 self.driver.check_at_rest(scene=self._seen is not None)
+            if self._tick >= self._next_status or not self.driver.stop_state.free:
+                self.driver.poll_stop()
             return False
         self.mode, self.hold = decide(ControlConditions(resetting=True))
         self._publish_status(now=True)
@@ -237,7 +242,7 @@ class ControlLoop:
         self._seen = observation or self._seen
         self._end(None if self.driver.observation_fault else observation)
         if self.driver.connected:
-            self.mode, self.hold = decide(ControlConditions(estop=self.inbox.estop, resetting=True))
+            self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, resetting=True))
             self._at_rest()
         else:
             self._hold_for(self.driver.fault)
@@ -262,7 +267,7 @@ class ControlLoop:
             return self._seen
         # Nobody knows what would hold a robot that was just reset.
         self._hold_for(self.driver.observation_fault)
-        if self.inbox.estop or self.inbox.stopping or not self.driver.connected:
+        if not self.driver.stop_state.free or self.inbox.stopping or not self.driver.connected:
             self._end()
         return None
 
@@ -288,6 +293,16 @@ class ControlLoop:
         return self._scripted.action(observation, planned[0] if planned else None)
 
     @property
+    def _stopped(self) -> bool:
+        """Whether somebody stops the robot, also if it has not heard of it yet."""
+        unheard = any(order.kind == OperatorCommandKind.estop for order in self.inbox.stop_orders)
+        return unheard or bool(self.driver.stop_state.stops)
+
+    @property
+    def _ready(self) -> bool:
+        return self.driver.stop_state.ready
+
+    @property
     def _follows_plan(self) -> bool:
         """Whether the policy acts, or would if it had an action."""
         return self.mode is Mode.policy or self._waits
@@ -299,7 +314,8 @@ class ControlLoop:
 
     def _conditions(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> ControlConditions:
         return ControlConditions(
-            estop=self.inbox.estop,
+            estop=self._stopped,
+            ready=self._ready,
             recorder_ok=self.tracker.recorder.healthy,
             storage_ok=self.inbox.storage_ok,
             fault=self.driver.observation_fault or (self.driver.fault if self.driver.refused_commands else NO_HOLD),
@@ -337,7 +353,7 @@ class ControlLoop:
 
     def _hold_for(self, fault: Hold) -> None:
         """The robot cannot be used, or what was decided cannot be done."""
-        self.mode, self.hold = decide(ControlConditions(estop=self.inbox.estop, fault=fault))
+        self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, fault=fault))
 
     # --- write, record, report ------------------------------------------------------------------------------------
 
@@ -376,7 +392,7 @@ class ControlLoop:
             delay_ticks=self.chunks.scheduler.delay_ticks,
             version=self.inbox.version,
             own=not self.override.in_control,
-            ending=self.inbox.estop or self.inbox.stopping,
+            ending=self._stopped or self._ready or self.inbox.stopping,
         )
         if not goes_on:
             self._end()
@@ -408,5 +424,6 @@ class ControlLoop:
             job=job.id if job is not None else "",
             job_episodes=self.inbox.finished,
             fault=self.driver.fault.detail or self.driver.observation_fault.detail,
+            stop=self.driver.stop_state,
         )
         self._uplink.send(self.status)

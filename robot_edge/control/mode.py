@@ -20,6 +20,7 @@ class HoldReason(StrEnum):
 
     none = ""
     estop = "emergency stop"
+    not_started = "it was stopped: somebody has to start it"
     no_recorder = "the recorder does not take steps"
     storage = "the spool cannot be written"
     bad_observation = "the observation is not valid"
@@ -59,6 +60,8 @@ class ControlConditions(msgspec.Struct, frozen=True):
     """Everything that decides about control at one tick."""
 
     estop: bool = False
+    ready: bool = False
+    """it was stopped, and nobody has started it since"""
     resting: bool = False
     """between two episodes, and there is none to begin"""
     recorder_ok: bool = True
@@ -87,6 +90,7 @@ class ControlConditions(msgspec.Struct, frozen=True):
 
 PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReason | None], ...] = (
     (lambda known: known.estop, Mode.estop, HoldReason.estop),
+    (lambda known: known.ready, Mode.hold, HoldReason.not_started),
     (lambda known: known.resting, Mode.hold, HoldReason.no_job),
     (lambda known: not known.recorder_ok, Mode.hold, HoldReason.no_recorder),
     (lambda known: not known.storage_ok, Mode.hold, HoldReason.storage),

@@ -15,7 +15,7 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback
 from wire.codec import AnyMessage
-from wire.types import Observation
+from wire.types import Observation, StopState
 
 CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "clock.now_ns": ((), int),
@@ -29,6 +29,10 @@ CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "robot.read": ((), Observation),
     "robot.write": ((np.ndarray,), Feedback),
     "robot.hold": ((), Feedback),
+    "robot.stop_state": ((), StopState),
+    "robot.stop": ((str, str), StopState),
+    "robot.release": ((str,), StopState),
+    "robot.start": ((), StopState),
     "robot.close": ((), None),
     "operator.propose": ((), np.ndarray),
     "operator.progress": ((), float),

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages import Message
-from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec, StopState
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -168,6 +168,8 @@ class EdgeStatus(Message, frozen=True, eq=False):
     """what its driver or a health check says is wrong, '' when nothing is"""
     detail: str = ""
     """what a person should know beyond `reason`"""
+    stop: StopState = StopState()
+    """who stops it"""
 
 
 class Preview(Message, frozen=True, eq=False):
@@ -280,6 +282,8 @@ class OperatorCommand(Message, frozen=True, eq=False):
     """with `command`: the action to hold until the next command, within the spec's limits"""
     sequence: int = 0
     operator: str = "web"
+    stop: str = ""
+    """with `estop` and `release_estop`: which stop, by an id that nobody gives twice"""
 
 
 class Stop(Message, frozen=True, eq=False):
