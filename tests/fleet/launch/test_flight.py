@@ -36,8 +36,8 @@ def flight(tmp_path_factory: pytest.TempPathFactory) -> Path:
         up.send(VersionActivated("robot-0", 1, 0, policy.trained))
         waiting = None
         for tick in range(150):
-            if tick in (70, 80):
-                up.send(OperatorCommand("robot-0", "estop" if tick == 70 else "release_estop"))
+            if (kind := {70: "estop", 80: "release_estop", 82: "start"}.get(tick)) is not None:
+                up.send(OperatorCommand("robot-0", kind, stop="1"))
             recorder.tick(loop)
             if waiting is not None:
                 inf.send(waiting)

@@ -101,7 +101,8 @@ def test_before_an_episode_it_is_tried_again_after_ever_longer_pauses(
     assert [kind for kind, _ in events(bench)] == ["hold"]
     bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick().loop.mode is Mode.estop
-    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="web"))
+    bench.uplink.send(OperatorCommand("robot-0", "start"))
     switch.unlink()
     bench.tick(31 * SECOND)
     assert (bench.loop.mode, status_fault(bench)) == (Mode.policy, "")

@@ -15,6 +15,7 @@ from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
 from wire.clock import ManualClock
+from wire.errors import RobotError
 from wire.messages import Message
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
@@ -216,9 +217,9 @@ def test_a_person_outranks_the_scripted_operator_and_pauses_the_time_limit() -> 
     assert bench.outcomes() == ["failure"] or bench.outcomes() == ["success"]
 
 
-def test_estop_ends_the_episode_and_nothing_starts_until_it_is_released() -> None:
+def test_estop_ends_the_episode_and_nothing_starts_until_somebody_starts_it() -> None:
     bench = Bench().ready().tick(5)
-    bench.uplink.send(OperatorCommand("robot-0", "estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "estop", stop="1", operator="anna"))
     bench.tick(10)
     assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.estop, HoldReason.estop)
     assert bench.outcomes() == ["aborted"]
@@ -227,9 +228,40 @@ def test_estop_ends_the_episode_and_nothing_starts_until_it_is_released() -> Non
     bench.tick(5)
     assert bench.loop.mode is Mode.estop
     bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
-    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "start"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="1"))
+    bench.tick(5)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.not_started)
+    bench.uplink.send(OperatorCommand("robot-0", "start"))
     bench.tick(5)
     assert bench.loop.mode is Mode.policy
+
+
+def test_a_release_takes_back_the_stop_it_names_and_no_other() -> None:
+    bench = Bench().ready().tick(5)
+    for stop, who in (("1", "anna"), ("2", "the pedal")):
+        bench.uplink.send(OperatorCommand("robot-0", "estop", stop=stop, operator=who))
+    bench.tick(2)
+    for release in ("1", "0", "1", ""):
+        bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop=release))
+        bench.uplink.send(OperatorCommand("robot-0", "start"))
+        bench.tick(3)
+        assert bench.loop.mode is Mode.estop
+    assert bench.loop.driver.stop_state.stops == {"2": "the pedal"}
+
+
+def test_a_stopped_robot_is_neither_connected_nor_reset() -> None:
+    bench = Bench()
+    bench.loop.driver.start_disconnected()
+    bench.robot.close()
+    bench.uplink.send(OperatorCommand("robot-0", "estop", stop="1"))
+    bench.ready().tick(20)
+    assert bench.loop.mode is Mode.estop
+    with pytest.raises(RobotError, match="reset"):
+        bench.robot.read()
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="1"))
+    bench.uplink.send(OperatorCommand("robot-0", "start"))
+    assert bench.tick(20).loop.mode is Mode.policy
 
 
 def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:

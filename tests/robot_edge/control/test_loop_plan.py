@@ -142,7 +142,8 @@ def test_a_first_reading_that_is_not_valid_holds_without_a_command_and_recovers(
     assert written == [], "nobody knows what holds a robot that was not seen yet"
     bench.uplink.send(OperatorCommand("robot-0", "estop"))
     assert bench.tick(2).loop.mode is Mode.estop
-    bench.uplink.send(OperatorCommand("robot-0", "release_estop"))
+    bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="web"))
+    bench.uplink.send(OperatorCommand("robot-0", "start"))
     bench.robot.config = FakeConfig()
     assert bench.tick(12).loop.mode is Mode.policy
 

@@ -10,6 +10,7 @@ from robot_edge.control.mode import NO_HOLD, PRIORITY_RULES, ControlConditions, 
 
 FLAGS = (
     "estop",
+    "ready",
     "resting",
     "recorder_ok",
     "storage_ok",
@@ -49,7 +50,7 @@ def test_every_combination_follows_the_rules() -> None:
     for known in all_that_can_be_known():
         mode, hold = decide(known)
         seen.add((mode, hold.reason))
-        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.resting)
+        fit = known.recorder_ok and known.storage_ok and not (known.fault or known.resting or known.ready)
         commanded = known.human_linked and known.human_command_fresh
         # e-stop always wins, and nothing else is called one
         assert (mode is Mode.estop) == known.estop

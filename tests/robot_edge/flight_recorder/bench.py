@@ -150,8 +150,8 @@ class Bench:
                 self.sent.append(message)
         return self
 
-    def say(self, kind: str, *action: float) -> Bench:
-        self.uplink.send(OperatorCommand("robot-0", kind, action))
+    def say(self, kind: str, *action: float, stop: str = "") -> Bench:
+        self.uplink.send(OperatorCommand("robot-0", kind, action, stop=stop))
         return self
 
     def land(self) -> Bench:
@@ -178,10 +178,10 @@ def eventful(directory: Path, **config: float) -> Bench:
     bench.say("take_over")
     for _ in range(5):
         bench.say("command", 0.0, 0.0, 0.3, 0.0).fly(1)
-    bench.say("hand_back").fly(20).say("estop").fly(6).say("release_estop").fly(8)
+    bench.say("hand_back").fly(20).say("estop").fly(6).say("release_estop", stop="web").say("start").fly(8)
     bench.inf.full = True
     bench.fly(8)
     bench.inf.full, bench.up.full = False, True
     bench.fly(26)
     bench.up.full = False
-    return bench.fly(20).say("estop").fly(3).say("release_estop").fly(20).land()
+    return bench.fly(20).say("estop").fly(3).say("release_estop", stop="web").say("start").fly(20).land()
