@@ -35,8 +35,9 @@ from hal.driver_host.protocol import (
     peer_pid,
 )
 from hal.driver_host.stop_line import StopListener
-from hal.driver_host.watchdog import CallDeadline, CommandWatchdog
-from hal.interfaces.robot import Feedback, Robot, Teleoperator, validate_observation, validate_outcome
+from hal.driver_host.watchdog import CallDeadline
+from hal.driver_host.watched_robot import WatchedRobot
+from hal.interfaces.robot import Robot, Teleoperator, validate_observation, validate_outcome
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimits
 from hal.safety.stop_latch import StopLatch
@@ -80,11 +81,10 @@ class DriverServer:
         self._what = f"robot '{robot.spec.embodiment}'"
         self._path = path
         self._operator = operator
-        self._watchdog = CommandWatchdog(robot.spec.period_ns)
+        self._watched = WatchedRobot(self.robot)
         self._deadline = deadline or CallDeadline()
         self._seen: Observation | None = None
-        self._held_ticks = 0
-        self._fault = self._traced_fault = ""
+        self._traced_fault = ""
         self._ahead: DriverRequest | None = None
         """the command whose `read_at_ns` is to come"""
         self._packet = memoryview(bytearray(PACKET_BYTES))
@@ -97,8 +97,9 @@ class DriverServer:
         self._stops = StopListener(path, self.robot, latch.save)
 
     @property
-    def _commanded(self) -> bool:
-        return self.robot.executed is not None
+    def _silence(self) -> str:
+        """Why no command comes, if none does."""
+        return "no control process" if self._control is None else f"control process {self._pid} sends no command"
 
     @property
     def attached(self) -> bool:
@@ -108,15 +109,14 @@ class DriverServer:
     def step(self) -> None:
         """Answer what control asks, or hold when that is due; waits for at most a tenth of a second."""
         self._deadline.renew()
-        now_ns = time.monotonic_ns()
-        wait_s = min(_STEP_S, self._watchdog.left_s(now_ns))
+        wait_s = min(_STEP_S, self._watched.left_s())
         if self._ahead is not None:
-            wait_s = min(wait_s, max(0, self._ahead.read_at_ns - now_ns) / 1e9)
+            wait_s = min(wait_s, max(0, self._ahead.read_at_ns - time.monotonic_ns()) / 1e9)
         sockets = [self._woken, self._listener, *([] if self._control is None else [self._control])]
         ready, _, _ = select.select(sockets, [], [], wait_s)
         if self._woken in ready:
             self._woken.recv(64)
-            self._watchdog.on_stop(time.monotonic_ns())
+            self._watched.on_stop()
         elif self._control is not None and self._control in ready:
             self._answer(self._control)
         elif self._control is not None and self._ahead is not None:
@@ -124,18 +124,17 @@ class DriverServer:
         # After control was answered: one that has just died makes room for the one that knocks.
         if self._listener in ready:
             self._accept()
-        if self._watchdog.left_s(time.monotonic_ns()) == 0:
-            self._hold()
+        self._watched.poll(self._silence)
 
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
         deadline_s = time.monotonic() + _STOP_S
-        while self._commanded and time.monotonic() < deadline_s:
-            self._hold()
-            if self.robot.still or self._fault:
+        while self._watched.commanded and time.monotonic() < deadline_s:
+            self._watched.hold(self._silence)
+            if self.robot.still or self._watched.fault:
                 break
             time.sleep(self.robot.spec.period_ns / 1e9)
-        self._watchdog.pause()
+        self._watched.end_scene()
         try:
             with self._deadline.slow():
                 self.robot.close()
@@ -191,15 +190,15 @@ class DriverServer:
 
     def _on_connection_lost(self, error: Exception) -> None:
         log.log(
-            logging.WARNING if self._commanded else logging.INFO,
+            logging.WARNING if self._watched.commanded else logging.INFO,
             "%s: control process %d is gone (%s)%s.",
             self._what,
             self._pid,
             error,
-            "; the robot is held until one attaches" if self._commanded else "",
+            "; the robot is held until one attaches" if self._watched.commanded else "",
         )
         self._disconnect()
-        self._watchdog.on_disconnect(time.monotonic_ns())
+        self._watched.on_disconnect()
 
     def _disconnect(self) -> None:
         if self._control is not None:
@@ -248,7 +247,8 @@ class DriverServer:
                 self._seen = seen
                 return self._with_proposal(reply) if request.propose else reply
             case "write" | "hold":
-                done = self._execute(request)
+                action = np.frombuffer(request.action, np.float32) if request.call == "write" else None
+                done = self._watched.execute(action, request.sent_ns)
                 reward, success = validate_outcome(self.robot.spec, done)
                 return Reply(
                     number,
@@ -281,8 +281,8 @@ class DriverServer:
 
     def _end_scene(self) -> None:
         """The scene ends here; what comes next starts from rest."""
-        self._watchdog.pause()
-        self._seen, self._held_ticks, self._fault = None, 0, ""
+        self._watched.end_scene()
+        self._seen = None
 
     def _propose(self, number: int) -> Reply:
         if self._operator is None:
@@ -301,44 +301,6 @@ class DriverServer:
             return reply
         reply.action, reply.progress = proposed.action, proposed.progress
         return reply
-
-    # --- the robot ------------------------------------------------------------------------------------------------
-
-    def _execute(self, request: DriverRequest) -> Feedback:
-        stop = self.robot.stop_state()
-        if stop.stops and (executed := self.robot.executed) is not None:
-            # The host brakes by itself, once in a period: whatever control asks for comes to nothing.
-            return Feedback(executed, still=self.robot.still, held_ticks=self._held_ticks, stop=stop)
-        held, late_ns = request.call == "hold", time.monotonic_ns() - request.sent_ns
-        if late_ns > self._watchdog.timeout_ns:
-            # It waited behind a driver that blocked: what was right then may be wrong now.
-            log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
-            self._held_ticks, held = self._held_ticks + 1, True
-        done = self.robot.hold() if held else self.robot.write(np.frombuffer(request.action, np.float32))
-        self._watchdog.on_command(time.monotonic_ns())
-        if self._held_ticks:
-            log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
-        held_ticks, self._held_ticks = self._held_ticks, 0
-        return msgspec.structs.replace(done, held_ticks=held_ticks)
-
-    def _hold(self) -> None:
-        if self._held_ticks == 0:
-            why = "no control process"
-            if self.robot.stop_state().stops:
-                why = "it is stopped"
-            elif self._control is not None:
-                why = f"control process {self._pid} sends no command"
-            log.info("%s: %s; its host commands hold.", self._what, why)
-        self._held_ticks += 1
-        try:
-            self.robot.hold()
-            self._fault = ""
-        except BaseException as error:  # noqa: BLE001 - the next period must come, whatever a driver raises in this one
-            fault = f"{type(error).__name__}: {error_text(error)}"
-            if fault != self._fault:
-                log.error("%s cannot be held: %s", self._what, fault)
-            self._fault = fault
-        self._watchdog.on_hold(time.monotonic_ns())
 
 
 def run_driver_server(

@@ -1,0 +1,95 @@
+"""A robot that is held when no command comes in time, and stopped whatever is commanded."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import numpy as np
+
+from hal.driver_host.protocol import error_text
+from hal.driver_host.watchdog import CommandWatchdog
+from hal.interfaces.robot import Feedback
+from hal.safety.limited_robot import LimitedRobot
+from wire.clock import Clock, MonotonicClock
+
+log = logging.getLogger(__name__)
+
+
+class WatchedRobot:
+    """`poll` it as often as `left_s` says. Not for several threads at once."""
+
+    def __init__(self, robot: LimitedRobot, clock: Clock | None = None) -> None:
+        self.robot = robot
+        self.fault = ""
+        """why the last hold did not succeed"""
+        self._clock = clock or MonotonicClock()
+        self._watchdog = CommandWatchdog(robot.spec.period_ns)
+        self._held_ticks = 0
+        self._what = f"robot '{robot.spec.embodiment}'"
+
+    @property
+    def commanded(self) -> bool:
+        """Whether it was commanded anything in this scene, so that it may move."""
+        return self.robot.executed is not None
+
+    def end_scene(self) -> None:
+        """The robot is reset or closed: it stands, and is not commanded."""
+        self._watchdog.pause()
+        self._held_ticks, self.fault = 0, ""
+
+    def execute(self, action: np.ndarray | None, sent_ns: int) -> Feedback:
+        """What came of `action`, float32[da], or None to hold, that control sent at `sent_ns`. Raises what the driver
+        raises.
+
+        While somebody stops the robot it is braked by `poll` alone, once in a period: nothing is executed here.
+        """
+        robot = self.robot
+        stop = robot.stop_state()
+        if stop.stops and robot.executed is not None:
+            return Feedback(robot.executed, still=robot.still, held_ticks=self._held_ticks, stop=stop)
+        late_ns = self._clock.now_ns() - sent_ns
+        if late_ns > self._watchdog.timeout_ns:
+            # It waited behind a driver that blocked: what was right then may be wrong now.
+            log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
+            self._held_ticks, action = self._held_ticks + 1, None
+        done = robot.hold() if action is None else robot.write(action)
+        self._watchdog.on_command(self._clock.now_ns())
+        if self._held_ticks:
+            log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
+        held_ticks, self._held_ticks = self._held_ticks, 0
+        return msgspec.structs.replace(done, held_ticks=held_ticks)
+
+    def on_stop(self) -> None:
+        """Somebody stops it: hold is due now."""
+        self._watchdog.on_stop(self._clock.now_ns())
+
+    def on_disconnect(self) -> None:
+        """Control is gone."""
+        self._watchdog.on_disconnect(self._clock.now_ns())
+
+    def left_s(self) -> float:
+        """Until hold is due: 0 when it is now, infinite when it is not to come."""
+        return self._watchdog.left_s(self._clock.now_ns())
+
+    def poll(self, why: str) -> None:
+        """Hold if that is due; `why` no command came."""
+        if self.left_s() == 0:
+            self.hold(why)
+
+    def hold(self, why: str) -> None:
+        """Hold it now. Whatever a driver raises is noted as `fault`: the next period must come."""
+        if self._held_ticks == 0:
+            log.info(
+                "%s: %s; its host commands hold.", self._what, "it is stopped" if self.robot.stop_state().stops else why
+            )
+        self._held_ticks += 1
+        try:
+            self.robot.hold()
+            self.fault = ""
+        except BaseException as error:  # noqa: BLE001 - see above
+            fault = f"{type(error).__name__}: {error_text(error)}"
+            if fault != self.fault:
+                log.error("%s cannot be held: %s", self._what, fault)
+            self.fault = fault
+        self._watchdog.on_hold(self._clock.now_ns())
