@@ -93,6 +93,10 @@ class RobotStoppedError(RobotError):
     """A robot that somebody stopped does not do that."""
 
 
+class RobotMovingError(RobotError):
+    """A robot that moves does not do that: it has to be held first."""
+
+
 class PolicyError(FleetError):
     """A policy cannot be built or run."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from hal.interfaces.robot import Feedback, Robot, StoppableRobot, request_previews, validate_executed
 from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch
-from wire.errors import RobotStoppedError
+from wire.errors import RobotMovingError, RobotStoppedError
 from wire.types import Observation, StopState
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,12 @@ class LimitedRobot:
     def reset(self, task: str, seed: int) -> None:
         """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
 
-        Raises `RobotStoppedError` for one that is stopped, or was while it reset.
+        Raises `RobotStoppedError` for one that is stopped, or was while it reset, and `RobotMovingError` for one that
+        has not come to hold.
         """
         self._require_free("is not reset")
+        if not self.still:
+            raise RobotMovingError(f"robot '{self.spec.embodiment}' is not reset while it moves; hold it first.")
         self._forget()
         self.robot.reset(task, seed)
         self._require_free("was stopped while it reset")

@@ -30,6 +30,7 @@ from wire.errors import (
     InvalidDataError,
     RobotDisconnectedError,
     RobotError,
+    RobotMovingError,
     RobotStoppedError,
 )
 from wire.messages.gateway import OperatorCommand
@@ -102,13 +103,16 @@ class GuardedRobot:
         self.connected = True
         return True
 
-    def reset(self, task: str, seed: int) -> bool:
-        """Whether the robot stands at the start of `task`."""
+    def reset(self, task: str, seed: int) -> bool | None:
+        """Whether the robot stands at the start of `task`; None when it has to come to hold, or be started, before."""
         try:
             self._call("reset", lambda: self._robot.reset(task, seed))
         except RobotStoppedError:
             self.poll_stop()
-            return False
+            return None
+        except RobotMovingError:
+            self.write(None)
+            return None
         except FleetError as error:
             self.disconnect(
                 HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)

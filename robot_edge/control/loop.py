@@ -221,11 +221,12 @@ class ControlLoop:
         self.rate.restart()
         if not done:
             self._hold_for(self.driver.fault)
-            if self.driver.connected:
+            if done is not None and self.driver.connected:
                 # It is not the robot but the task: another one may go.
                 inbox.on_episode_begun()
             return False
         inbox.on_episode_begun()
+        self.override.new_scene()
         self._scripted.reset()
         self.chunks.scheduler.reset(self._tick)
         self._interrupted = False

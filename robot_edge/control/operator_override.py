@@ -56,6 +56,10 @@ class OperatorOverride:
                 log.warning("command '%s' for robot '%s' ignored.", command.kind, command.robot)
         return False
 
+    def new_scene(self) -> None:
+        """The robot was reset: what was commanded before is for where it was."""
+        self._forget()
+
     def action(self, executed: np.ndarray) -> np.ndarray | None:
         """float32[da] while a key is down and its command is fresh, else None.
 

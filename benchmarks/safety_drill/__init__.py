@@ -1,0 +1,1 @@
+"""A seeded drill of everything between a decision and a motor: see `__main__`."""

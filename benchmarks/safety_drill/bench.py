@@ -1,0 +1,336 @@
+"""One robot of the drill: the shipped loop, schedulers, host and limits, on a clock that the drill moves."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from benchmarks.safety_drill.plant import CALM, LIMITS, OPEN, PERIOD_S, SPEC, Plant, Truth
+from hal.driver_host.watched_robot import WatchedRobot
+from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
+from hal.interfaces.robot import Feedback
+from hal.safety.limited_robot import LimitedRobot
+from robot_edge.chunking.config import ChunkingConfig
+from robot_edge.chunking.factory import make_scheduler
+from robot_edge.control.config import LoopConfig, ObservationLimits, RobotTimeouts
+from robot_edge.control.loop import ControlLoop
+from wire.clock import ManualClock
+from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest
+from wire.transport.memory_channel import memory_pair
+from wire.types import ActionChunk, Observation, PolicyCapabilities, Role, StopState
+
+STRATEGIES = ("sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained")
+TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True)
+HORIZON = 24
+_EVENTS = 0.05
+"""of periods, in which something happens"""
+BOOT_PERIODS = 30
+"""what a control process takes to come back"""
+MOTION = SpecMotion(
+    SPEC,
+    [
+        ActionStateMapping("joint", "joint", 1.0),
+        ActionStateMapping("move", "x", 1.0),
+        ActionStateMapping("wheel", "y", PERIOD_S),
+    ],
+)
+
+
+class DrillClock(ManualClock):
+    """While somebody sleeps on it, the host does what is due."""
+
+    host: Host | None = None
+
+    def sleep_until(self, deadline_ns: int) -> None:
+        while self.now_ns() < deadline_ns:
+            left_ns = deadline_ns - self.now_ns()
+            if self.host is not None:
+                left_ns = min(left_ns, max(1, int(min(self.host.watched.left_s(), 1e3) * 1e9)))
+            self.advance(left_ns)
+            if self.host is not None:
+                self.host.watched.poll("the drill")
+                self.host.plant.look()
+
+
+class Host:
+    """Keeps the `HoldingRobot` protocol as the host's process does, without its sockets."""
+
+    def __init__(self, plant: Plant, clock: DrillClock) -> None:
+        self.spec, self.plant = SPEC, plant
+        self.robot = LimitedRobot(plant, LIMITS if plant.limited else OPEN)
+        self.watched = WatchedRobot(self.robot, clock)
+        self.robot.on_stop = self.watched.on_stop
+        self.late_ns = 0
+        """for so long the next command waits in front of a driver that blocks"""
+        self._truth, self._clock = plant.truth, clock
+
+    def connect(self) -> None:
+        self.robot.connect()
+
+    def reset(self, task: str, seed: int) -> None:
+        self.watched.end_scene()
+        self.robot.reset(task, seed)
+
+    def read(self) -> Observation:
+        return self.robot.read()
+
+    def write(self, action: np.ndarray) -> Feedback:
+        return self._execute(action)
+
+    def hold(self) -> Feedback:
+        return self._execute(None)
+
+    def _execute(self, action: np.ndarray | None) -> Feedback:
+        sent_ns = self._clock.now_ns()
+        self._truth.late = self.late_ns > 2 * PERIOD_S * 1e9
+        # the driver blocks: its host can do nothing meanwhile
+        self._clock.advance(self.late_ns)
+        self.late_ns = 0
+        try:
+            return self.watched.execute(action, sent_ns)
+        finally:
+            self._truth.late = False
+
+    def stop_state(self) -> StopState:
+        return self.robot.stop_state()
+
+    # what a stop means is kept here a second time, in other words
+    def stop(self, stop: str, who: str) -> StopState:
+        self._truth.stops.add(stop)
+        self._truth.started = False
+        return self.robot.stop(stop, who)
+
+    def release(self, stop: str) -> StopState:
+        self._truth.stops.discard(stop)
+        return self.robot.release(stop)
+
+    def start(self) -> StopState:
+        self._truth.started = self._truth.started or not self._truth.stops
+        return self.robot.start()
+
+    def close(self) -> None:
+        self.watched.end_scene()
+        self.robot.close()
+
+
+class Bench:
+    """`step` is one control period, whoever takes part in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.clock, self.truth = DrillClock(1_000_000_000), Truth()
+        limited = seed // len(STRATEGIES) % 2 == 0
+        self.strategy = STRATEGIES[seed % len(STRATEGIES)]
+        self.limits = LIMITS if limited else OPEN
+        self.plant = Plant(self.clock, self.truth, limited)
+        # by its definition it begins late actions from the first one
+        self.plant.sees_jumps &= self.strategy != "naive"
+        self.host = Host(self.plant, self.clock)
+        self.clock.host = self.host
+        self.ticks = 0
+        self.modes: dict[str, int] = {}
+        self._stop_number = 0
+        self._said_stops: list[str] = []
+        self._bursty = False
+        self._coming: list[tuple[int, ChunkReply]] = []
+        self._driving = ""
+        self._sequence = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        """A control process begins."""
+        self.uplink, uplink = memory_pair()
+        self.inference, inference = memory_pair()
+        self.loop = ControlLoop(
+            "drill",
+            str(self.ticks),
+            self.host,
+            uplink,
+            inference,
+            lambda trained: make_scheduler(ChunkingConfig(self.strategy), SPEC, trained, MOTION, safety=self.limits),
+            self.clock,
+            LoopConfig(
+                max_ticks=400,
+                safety=self.limits,
+                driver=RobotTimeouts(first_pause_s=0.2, longest_pause_s=1.0, give_up_s=1.0),
+                observation_limits=ObservationLimits(recover_ticks=2),
+                write_after_s=0.008 if self.rng.random() < 0.3 else 0.0,
+            ),
+        )
+        self.loop.driver.start_disconnected()
+        self.uplink.send(Hello("drill", Role.uplink, "", 0, 1))
+        self.uplink.send(Job("job", ("drill",), int(self.rng.integers(0, 2**30))))
+        self.uplink.send(VersionActivated("drill", 1, 0, TRAINED))
+        if self._driving:
+            self.uplink.send(OperatorCommand("drill", "take_over", operator=self._driving))
+            self.truth.holder = "human"
+        self._coming.clear()
+
+    # --- one period -------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        self._happen()
+        self._deliver()
+        self.loop.tick()
+        while self.uplink.recv() is not None:
+            pass
+        self.plant.look()
+        self._answer()
+        self.ticks += 1
+        self.modes[self.loop.mode.value] = self.modes.get(self.loop.mode.value, 0) + 1
+
+    def _happen(self) -> None:
+        """Mostly nothing; each of these some times a minute."""
+        if self._driving and self.rng.random() < 0.1:
+            self._drive()
+        chance = self.rng.random()
+        if chance > _EVENTS:
+            return
+        kinds = (
+            self._fail_reading, self._refuse, self._stall, self._restart_control, self._stop, self._release,
+            self._start, self._start, self._start, self._take_over, self._drive, self._hand_back, self._drop,
+            self._storage, self._be_late, self._change_weather, self._new_uplink,
+        )  # fmt: skip
+        kinds[int(chance / _EVENTS * len(kinds))]()
+
+    def _fail_reading(self) -> None:
+        self.plant.fault = str(self.rng.choice(["raise", "nan", "old", "camera", "jump"]))
+        self.plant.fault_reads = int(self.rng.choice([1, 2, 5, 12, 40, 80]))
+
+    def _refuse(self) -> None:
+        self.plant.refuses = int(self.rng.choice([1, 2, 5, 60]))
+
+    def _stall(self) -> None:
+        self.clock.sleep_until(self.clock.now_ns() + int(self.rng.choice([0.5, 1, 2, 5, 20]) * PERIOD_S * 1e9))
+
+    def _restart_control(self) -> None:
+        self.host.watched.on_disconnect()
+        self.clock.sleep_until(self.clock.now_ns() + int(BOOT_PERIODS * PERIOD_S * 1e9))
+        self._boot()
+
+    def _stop(self) -> None:
+        self._stop_number += 1
+        stop, who = f"s{self._stop_number}", str(self.rng.choice(["page", "pedal", "cli"]))
+        self._said_stops = [*self._said_stops, stop][-6:]
+        if self.rng.random() < 0.5:
+            self.host.stop(stop, who)
+            self.host.watched.poll("the drill")
+        else:
+            self.uplink.send(OperatorCommand("drill", "estop", operator=who, stop=stop))
+
+    def _release(self) -> None:
+        """Of any stop of late, some of which were released before; mostly all of them."""
+        some = self._said_stops if self.rng.random() < 0.7 else self.rng.choice([*self._said_stops, "", "s0"], 1)
+        for stop in some:
+            self.uplink.send(OperatorCommand("drill", "release_estop", stop=str(stop)))
+
+    def _start(self) -> None:
+        if self.rng.random() < 0.7:
+            self._release()
+        self.uplink.send(OperatorCommand("drill", "start"))
+
+    def _take_over(self) -> None:
+        self._driving = str(self.rng.choice(["web-1", "web-2"]))
+        self._say("take_over")
+        self.truth.holder = "human"
+
+    def _drive(self) -> None:
+        """A burst of commands, now and then of nobody who drives."""
+        for _ in range(int(self.rng.choice([1, 3, 30]))):
+            self._sequence += 1
+            speed = -float(self.rng.uniform(0.2, 1.0)) * (self.plant.state[1] > -1.2)
+            action = (float(self.plant.state[0]), speed * CALM[1] * PERIOD_S, 0.3 * speed)
+            self.uplink.send(OperatorCommand("drill", "command", action, self._sequence, self._driving or "web-9"))
+        if self._driving:
+            self.truth.holder, self.truth.commanded_ns = "human", self.clock.now_ns()
+
+    def _hand_back(self) -> None:
+        self._driving, self.truth.holder = "", "policy"
+        self._say("hand_back")
+
+    def _drop(self) -> None:
+        if self._driving:
+            self._say("drop_link")
+            self.truth.holder = "nobody"
+
+    def _say(self, kind: str) -> None:
+        self.uplink.send(OperatorCommand("drill", kind, operator=self._driving))
+
+    def _storage(self) -> None:
+        self.uplink.send(Nack(str(self.rng.choice(["", "", "the disk is full"]))))
+
+    def _be_late(self) -> None:
+        self.host.late_ns = int(self.rng.choice([0.3, 1.5, 3, 10]) * PERIOD_S * 1e9)
+
+    def _change_weather(self) -> None:
+        self._bursty = not self._bursty
+
+    def _new_uplink(self) -> None:
+        self.uplink.send(Hello("drill", Role.uplink, "", 0, 1))
+
+    # --- inference --------------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        while (request := self.inference.recv()) is not None:
+            if not isinstance(request, ChunkRequest):
+                continue
+            reply, fate = self._make(request), self.rng.random()
+            if fate < 0.04:
+                continue
+            slow = self._bursty and self.rng.random() < 0.3
+            delay = int(self.rng.integers(8, 20) if slow else self.rng.integers(0, 7))
+            self._coming.append((self.ticks + delay, reply))
+            if fate > 0.96:
+                self._coming.append((self.ticks + delay + int(self.rng.integers(0, 30)), reply))
+
+    def _deliver(self) -> None:
+        due = [reply for at, reply in self._coming if at <= self.ticks]
+        self._coming = [(at, reply) for at, reply in self._coming if at > self.ticks]
+        for reply in due:
+            self.inference.send(reply)
+
+    def _make(self, request: ChunkRequest) -> ChunkReply:
+        """A calm chunk from where the robot is said to be, or one that is none."""
+        rng, state = self.rng, np.asarray(request.state, float)
+        kind = rng.choice(["calm", "wild", "nan", "empty", "elsewhere", "short"], p=[0.9, 0.03, 0.02, 0.01, 0.02, 0.02])
+        rows = calm_path(state)
+        first = request.first_tick
+        if kind == "wild":
+            rows = rng.uniform([-400, -0.2, -3], [400, 0.2, 3], rows.shape)
+            self.truth.wild_until = self.clock.now_ns() + int(2e9)
+        elif kind == "nan":
+            rows[int(rng.integers(HORIZON)), int(rng.integers(3))] = np.nan
+        elif kind == "empty":
+            rows = rows[:0]
+        elif kind == "elsewhere":
+            first += int(rng.choice([-3, 2, 50]))
+        elif kind == "short":
+            rows = rows[:3]
+        now_ns = request.observation.time_ns
+        chunk = ActionChunk(rows.astype(np.float32), first, SPEC.period_ns, 1, now_ns, now_ns)
+        return ChunkReply(chunk, tick=request.tick)
+
+
+def calm_path(state: np.ndarray) -> np.ndarray:
+    """[HORIZON, 3] actions along a field that only the state decides: wherever a chunk of it begins, it goes on as the
+    one before would have.
+
+    Joint and x run to a circle and around it; y swings.
+    """
+    joint, x, y = state
+    rows = np.empty((HORIZON, 3))
+    for row in rows:
+        u, w = joint / 60, x / 0.8
+        inward = np.clip(1 - np.hypot(u, w), -0.5, 0.5)
+        speed = np.array([60 * (-w + inward * u), 0.8 * (u + inward * w), 0.4 * np.clip(w - y, -1, 1)])
+        speed *= 0.9 * min(1.0, float((CALM / np.maximum(np.abs(speed), 1e-9)).min()))
+        joint, x, y = joint + speed[0] * PERIOD_S, x + speed[1] * PERIOD_S, y + speed[2] * PERIOD_S
+        row[:] = joint, speed[1] * PERIOD_S, speed[2]
+    return rows
+
+
+def quiet() -> None:
+    """What the drill provokes thousands of times is not logged."""
+    logging.disable(logging.CRITICAL)

@@ -1,0 +1,100 @@
+"""Each guard of the control path taken out, one at a time: the drill has to see it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from hal.driver_host.watchdog import CommandWatchdog
+from hal.driver_host.watched_robot import WatchedRobot
+from hal.interfaces.robot import Feedback
+from hal.safety.limited_robot import LimitedRobot
+from hal.safety.limiter import SafetyLimiter, limit_action
+from hal.safety.stop_latch import StopLatch
+from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
+from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
+from robot_edge.chunking.strategies.future_state import FutureStateScheduler
+from robot_edge.control import operator_override
+from robot_edge.control.guarded_robot import ObservationMonitor
+from robot_edge.control.mode import NO_HOLD
+from robot_edge.control.operator_override import OperatorOverride
+from wire.messages.gateway import OperatorCommand
+from wire.types import OperatorCommandKind, StopState
+
+
+def _replaced(owner: type, name: str, new: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: patch.object(owner, name, new)
+
+
+def _wrapped(owner: type, name: str, wrap: Callable[..., Any]) -> Callable[[], Any]:
+    """`wrap(original, *arguments)` instead of a method."""
+    original = getattr(owner, name)
+    return lambda: patch.object(owner, name, lambda *given, **named: wrap(original, *given, **named))
+
+
+@contextlib.contextmanager
+def _plans_outlive() -> Iterator[None]:
+    with contextlib.ExitStack() as undo:
+        for kind in (AlignedScheduler, EnsembleScheduler, FutureStateScheduler):
+            undo.enter_context(patch.object(kind, "void", lambda self, tick: None))
+        yield
+
+
+def _never_waits(
+    original: Callable[..., Any], self: RequestTracker, tick: int, action: np.ndarray, waited: bool
+) -> None:
+    original(self, tick, action, False)
+
+
+def _any_release(self: StopLatch, stop: str) -> None:
+    self._state = StopState(ready=not self._state.free)
+
+
+def _release_starts(original: Callable[..., Any], self: StopLatch, stop: str) -> None:
+    original(self, stop)
+    if not self._state.stops:
+        self._state = StopState()
+
+
+def _unlimited(self: SafetyLimiter, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> Any:
+    return limit_action(self.compiled.spec, action)
+
+
+def _hold_nothing(self: LimitedRobot) -> Feedback:
+    return Feedback(self._before())
+
+
+def _execute_late(
+    original: Callable[..., Any], self: WatchedRobot, action: np.ndarray | None, sent_ns: int
+) -> Feedback:
+    return original(self, action, self._clock.now_ns())
+
+
+def _nobody_vanishes(original: Callable[..., Any], self: OperatorOverride, command: OperatorCommand) -> bool:
+    return command.kind != OperatorCommandKind.drop_link and original(self, command)
+
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    "actions are spent while the robot waits": _wrapped(RequestTracker, "on_executed", _never_waits),
+    "plans outlive who interrupted them": _plans_outlive,
+    "nothing limits what is executed": _replaced(SafetyLimiter, "limit", _unlimited),
+    "a hold commands nothing": _replaced(LimitedRobot, "hold", _hold_nothing),
+    "the host watches nothing": _replaced(CommandWatchdog, "left_s", lambda self, now_ns: float("inf")),
+    "the host does not brake at once": _replaced(CommandWatchdog, "on_stop", lambda self, now_ns: self.pause()),
+    "a stop is not heard": _replaced(StopLatch, "stop", lambda self, stop, who: None),
+    "a release takes back any stop": _replaced(StopLatch, "release", _any_release),
+    "a release starts the robot": _wrapped(StopLatch, "release", _release_starts),
+    "a stopped robot is reset": _replaced(LimitedRobot, "_require_free", lambda self, what: None),
+    "a robot is reset while it moves": _replaced(LimitedRobot, "still", property(lambda self: True)),  # type: ignore[arg-type]
+    "observations are not judged": _replaced(ObservationMonitor, "check", lambda self, seen, now_ns: NO_HOLD),
+    "failed readings are overlooked": _replaced(ObservationMonitor, "report_failure", lambda self, why: NO_HOLD),
+    "old commands are executed": _wrapped(WatchedRobot, "execute", _execute_late),
+    "a silent person drives on": lambda: patch.object(operator_override, "COMMAND_FRESH_S", 1e9),
+    "a person's command outlives the scene": _replaced(OperatorOverride, "new_scene", lambda self: None),
+    "whoever vanished drives on": _wrapped(OperatorOverride, "handle_command", _nobody_vanishes),
+}
+"""what is taken out, by what the robot does then"""

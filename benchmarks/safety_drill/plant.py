@@ -1,0 +1,217 @@
+"""The simulated robot of the drill, and its auditor: every command that reaches the motors is held against what is
+known of the world at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hal.interfaces.dynamics import ActionStateMapping
+from hal.interfaces.robot import Feedback
+from hal.safety.limiter import SafetyLimits
+from wire.clock import ManualClock
+from wire.errors import RobotError
+from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
+
+HZ = 50.0
+PERIOD_S = 1 / HZ
+CAMERA_EVERY = 2
+"""readings between two new pictures"""
+
+SPEC = RobotSpec(
+    "drill",
+    (Dimension("joint", "deg", -180, 180), Dimension("x", "m", -2, 2), Dimension("y", "m", -3, 3)),
+    (
+        Dimension("joint", "deg", -170, 170),
+        Dimension("move", "m/step", -0.05, 0.05, CommandType.delta),
+        Dimension("wheel", "m/s", -1, 1, CommandType.velocity),
+    ),
+    (CameraSpec("front", 8, 8, HZ / CAMERA_EVERY),),
+    HZ,
+)
+"""a target, a delta and a velocity"""
+
+SPEED = np.array([90.0, 1.5, 0.8])
+"""of each action dimension, per second (the velocity in its own unit)"""
+ACCELERATION = np.array([900.0, 15.0, 4.0])
+STOP = np.array([1800.0, 30.0, 8.0])
+WORKSPACE = {"x": (-1.5, 1.5), "y": (-2.5, 2.5)}
+LIMITS = SafetyLimits(
+    velocity=dict(zip(("joint", "move", "wheel"), SPEED.tolist(), strict=True)),
+    acceleration=dict(zip(("joint", "move", "wheel"), ACCELERATION.tolist(), strict=True)),
+    stop_deceleration=dict(zip(("joint", "move", "wheel"), STOP.tolist(), strict=True)),
+    workspace=WORKSPACE,
+    moves=(ActionStateMapping("move", "x", 1.0), ActionStateMapping("wheel", "y", PERIOD_S)),
+)
+OPEN = SafetyLimits(workspace=WORKSPACE, moves=LIMITS.moves)
+"""nothing hides a jump"""
+CALM = np.array([60.0, 1.0, 0.5])
+"""the speeds at which policy and people move"""
+_GRAIN = 2e-3
+"""of a limit: what float32 and the order of two roundings may add"""
+STOP_TICKS = int(np.ceil((SPEED / STOP / PERIOD_S).max())) + 1
+"""commands from any speed to none"""
+
+
+@dataclass
+class Truth:
+    """What the drill knows and the software under test has to find out."""
+
+    stops: set[str] = field(default_factory=set)
+    started: bool = True
+    holder: str = "policy"
+    """policy, human or nobody"""
+    late: bool = False
+    """the command under way waited so long that it must not be executed"""
+    commanded_ns: int = 0
+    """when a person commanded last"""
+    wild_until: int = -1
+    """time until which a chunk may be executed that was not made calmly"""
+
+
+class Plant:
+    """Keeps the `Robot` protocol. What goes wrong with it is set from outside, for a number of readings."""
+
+    def __init__(self, clock: ManualClock, truth: Truth, limited: bool) -> None:
+        """`limited`: by `LIMITS`, else by `OPEN`."""
+        self.spec, self.truth, self.limited = SPEC, truth, limited
+        self.sees_jumps = not limited
+        """whether every chunk goes on where the robot is, and nothing hides it if one does not"""
+        self.state = np.zeros(3)
+        self.violations: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.writes = 0
+        self.fault, self.fault_reads = "", 0
+        self.refuses = 0
+        self._clock = clock
+        self._target = 0.0
+        self._speed = np.zeros(3)
+        self._pictures = 0
+        self._frame = Frame(0, np.zeros((8, 8, 3), np.uint8))
+        self._good_ns = self._camera_ns = -(10**12)
+        """when it was read last with nothing wrong, and when it last gave a new picture"""
+        self._last_read_good = False
+        self._braking = 0
+        """commands since it had to stop"""
+        self._written_ns = self._heard_ns = self._stopped_ns = 0
+        self._offset_ns = 0
+
+    def connect(self) -> None: ...
+
+    def close(self) -> None:
+        """Stops, as a driver must."""
+        self._speed[:] = 0
+
+    def reset(self, task: str, seed: int) -> None:
+        if not self.truth.started or self.truth.stops:
+            self._violate("reset while stopped", "")
+        if np.any(self._speed != 0):
+            self._violate("reset in motion", str(self._speed))
+        rng = np.random.default_rng(seed)
+        self.state = rng.uniform([-60, -0.5, -0.5], [60, 0.5, 0.5])
+        self._target = float(np.float32(self.state[0]))
+        self.state[0] = self._target
+        self._speed[:] = 0
+
+    def read(self) -> Observation:
+        now_ns = self._clock.now_ns()
+        fault = self.fault if self.fault_reads > 0 else ""
+        self.fault_reads -= 1
+        self._pictures += 1
+        if fault == "raise":
+            self._last_read_good = False
+            raise RobotError("the drill: no answer")
+        if fault == "jump":
+            self._offset_ns += int(2e9) if self._pictures % 2 else -int(2e9)
+        if fault not in ("camera", "jump") and self._pictures % CAMERA_EVERY == 0:
+            image = np.full((8, 8, 3), self._pictures % 251, np.uint8)
+            self._frame = Frame(now_ns + self._offset_ns, image)
+            self._camera_ns = now_ns
+        state = self.state.astype(np.float32)
+        if fault == "nan":
+            state[1] = np.nan
+        time_ns = now_ns + self._offset_ns - (int(0.7e9) if fault == "old" else 0)
+        self._last_read_good = fault in ("", "camera")
+        if self._last_read_good:
+            self._good_ns = now_ns
+        return Observation(time_ns, state, {"front": self._frame}, "drill")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        if self.refuses > 0:
+            self.refuses -= 1
+            self._heard_ns = self._clock.now_ns()
+            raise RobotError("the drill: the bus is busy")
+        self.writes += 1
+        target, move, wheel = (float(value) for value in action)
+        speed = np.array([(target - self._target) / PERIOD_S, move / PERIOD_S, wheel])
+        self._audit(speed, target)
+        self._target, self._speed, self._written_ns = target, speed, self._clock.now_ns()
+        self.state += [target - self.state[0], move, wheel * PERIOD_S]
+        return Feedback(action)
+
+    def look(self) -> None:
+        """Some time has passed: what must have happened by now?"""
+        now_ns, moves = self._clock.now_ns(), bool(np.any(self._speed != 0))
+        if not self.truth.stops:
+            self._stopped_ns = now_ns
+        heard_ns = max(self._written_ns, self._heard_ns)
+        if moves and now_ns - max(self._stopped_ns, self._heard_ns) > (STOP_TICKS + 2) * PERIOD_S * 1e9:
+            self._violate("it moves on after a stop", f"{self._speed}")
+        if moves and now_ns - heard_ns > 3.5 * PERIOD_S * 1e9:
+            self._violate("it moves on without a command", f"for {(now_ns - self._written_ns) / 1e6:.0f} ms")
+
+    # --- the auditor ------------------------------------------------------------------------------------------------
+
+    def _audit(self, speed: np.ndarray, target: float) -> None:
+        truth, before, now_ns = self.truth, self._speed, self._clock.now_ns()
+        stopping = bool(truth.stops) or not truth.started
+        if not np.isfinite(speed).all():
+            self._violate("a number that is none", str(speed))
+            return
+        if self.limited and np.any(np.abs(speed) > SPEED * (1 + _GRAIN)):
+            self._violate("velocity", f"{before} -> {speed}")
+        # where limits contradict each other walls win over acceleration
+        free = np.abs(self.state) < [165, 1.4, 2.4]
+        most = (STOP if truth.stops else ACCELERATION) * PERIOD_S
+        if self.limited and np.any((np.abs(speed - before) > most * (1 + _GRAIN) + _GRAIN) & free):
+            self._violate("acceleration", f"{before} -> {speed}")
+        if not -170.001 <= target <= 170.001:
+            self._violate("position", str(target))
+        if abs(self.state[1]) > 1.501 or abs(self.state[2]) > 2.501:
+            self._violate("workspace", str(self.state))
+        gains = self._gains(speed, before)
+        if stopping:
+            self._braking += 1
+            if gains:
+                self._violate("motion while stopped", f"{before} -> {speed}")
+            if self._braking > STOP_TICKS and truth.stops and np.any(speed != 0):
+                self._violate("stop distance", f"{speed} after {self._braking} commands")
+            return
+        self._braking = 0
+        if not gains:
+            return
+        if not self._last_read_good or now_ns - self._good_ns > 0.55e9:
+            self._violate("motion without a valid observation", f"{before} -> {speed}")
+        if now_ns - self._camera_ns > 0.65e9:
+            self._violate("motion without a fresh picture", f"{(now_ns - self._camera_ns) / 1e9:.3f} s")
+        if truth.late:
+            self._violate("a command that waited too long", f"{before} -> {speed}")
+        silent = truth.holder == "human" and now_ns - truth.commanded_ns > 0.35e9
+        if silent or truth.holder == "nobody" or (truth.holder == "human" and speed[1] > before[1] > 0):
+            self._violate("motion for somebody who does not hold it", f"{truth.holder}: {before} -> {speed}")
+        if self.sees_jumps and truth.wild_until < now_ns and np.any(np.abs(speed) > CALM * 1.05 + 1e-3):
+            self._violate("a jump", f"{before} -> {speed}")
+
+    @staticmethod
+    def _gains(speed: np.ndarray, before: np.ndarray) -> bool:
+        """Whether anything moves faster than before, or the other way."""
+        faster = np.abs(speed) > np.abs(before) * (1 + _GRAIN) + 1e-3
+        turned = (speed * before < 0) & (np.abs(speed) > 1e-3)
+        return bool(np.any(faster | turned))
+
+    def _violate(self, what: str, example: str) -> None:
+        self.violations[what] += 1
+        self.examples.setdefault(what, f"at {self._clock.now_ns() / 1e9:.3f} s: {example}")
