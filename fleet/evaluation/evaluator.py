@@ -97,7 +97,7 @@ def rollout(
         else:
             action = safety.brake(executed, observation.state)
         feedback = robot.write(action)
-        scheduler.on_executed(tick, feedback.executed)
+        scheduler.on_executed(tick, feedback.executed, waited=chosen is None)
         safety.note(feedback.executed, executed)
         if feedback.success:
             return True

@@ -204,8 +204,8 @@ def quantise(chunk: ActionChunk, q: int, spec: RobotSpec) -> ActionChunk:
 class ChunkScheduler:
     """Turns chunks that arrive when they arrive into one action per tick. This one asks for none: the robot holds.
 
-    At every tick, in this order: `submit` what came, `request_chunk`, `submit` what was answered within the tick,
-    `next_action`, and `on_executed` after the robot was written to.
+    At every tick, in this order: `void` if somebody else has had the robot, `submit` what came, `request_chunk`,
+    `submit` what was answered within the tick, `next_action`, and `on_executed` after the robot was written to.
     """
 
     @property
@@ -233,14 +233,14 @@ class ChunkScheduler:
         """The action for `tick` and its chunk; None when there is nothing fresh: then the robot holds."""
         return None
 
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         """float32[da]: what the robot really did at `tick`, whoever asked for it, after all limits.
 
         `waited`: it stood still only because there was no action.
         """
 
-    def void(self, tick: int) -> None:
-        """At `tick` the robot is not where it was planned to be: plans are void, and what is under way as well."""
+    def void(self) -> None:
+        """The robot is not where it was planned to be: plans are void, and what is under way as well."""
 
 
 class AlignedScheduler(ChunkScheduler):
@@ -273,7 +273,7 @@ class AlignedScheduler(ChunkScheduler):
         self.tracker.reset()
         if self.predictor is not None:
             self.predictor.reset()
-        self._running: ScheduledChunk | None = None
+        self.void()
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
         if not self.tracker.can_request(tick) or (self._running is not None and not self._is_due(self._running, tick)):
@@ -291,14 +291,14 @@ class AlignedScheduler(ChunkScheduler):
             self.predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
         return planned
 
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         self.tracker.on_executed(tick, action, waited)
         if self.predictor is not None:
             self.predictor.on_executed(tick, action)
 
-    def void(self, tick: int) -> None:
+    def void(self) -> None:
         self.tracker.cancel()
-        self._running = None
+        self._running: ScheduledChunk | None = None
 
     # --- what other strategies change ---------------------------------------------------------------------------------
 

@@ -82,29 +82,25 @@ class ControlLoop:
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
-        """somebody or something else than the policy's plan had the robot since the plan was made"""
+        """somebody or something else has had the robot since the plan was made: it belongs to where the robot would be"""
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
         self._tick += 1 + self.rate.skipped
         self._interrupted |= self.rate.skipped > 0
+        if self._interrupted and self._follows_plan:
+            self.chunks.scheduler.void()
+            self._interrupted = False
         self._handle_messages()
         if self._ensure_episode() and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
             self.mode, self.hold = decide(self._conditions(planned, scripted))
-            if self._interrupted and self._follows_plan:
-                # What was planned belongs to where the robot would have been.
-                self.chunks.scheduler.void(self._tick)
-                planned, self._interrupted = None, False
-                self.mode, self.hold = decide(self._conditions(planned, scripted))
             proposed, action = self._limit(self._select(planned, scripted, observation), observation)
             feedback = self._apply(action, self.rate.next_ns)
             self._interrupted |= not self._follows_plan
             self._record(observation, proposed, feedback, planned)
-        elif self.tracker.running:
-            self._interrupted = True
         self._publish_status()
 
     def close(self) -> None:
@@ -288,7 +284,7 @@ class ControlLoop:
 
     @property
     def _follows_plan(self) -> bool:
-        """Whether the policy acts, or would if it had an action."""
+        """Whether the policy acts at the newest tick, or would if it had an action."""
         return self.mode is Mode.policy or self._waits
 
     @property
@@ -308,8 +304,8 @@ class ControlLoop:
             script=scripted is not None,
             version=self.inbox.version,
             trained=not self.chunks.refused,
-            # What is left of a chunk is executed first.
-            missing_action=self._missing_action if planned is None else NO_HOLD,
+            # What is left of a chunk is executed first, unless the robot is no longer where it was made for.
+            missing_action=self._missing_action if planned is None or self._interrupted else NO_HOLD,
         )
 
     def _select(

@@ -31,12 +31,13 @@ class FutureStateScheduler(AlignedScheduler):
         self._max_delay = max_delay
         super().__init__(tracker, predictor)
 
-    def reset(self, tick: int) -> None:
-        super().reset(tick)
+    def void(self) -> None:
+        super().void()
         self._next: ScheduledChunk | None = None
-        self._assumed_until = tick
+        self._assumed_until = 0
         """first tick of the newest request: until then it reckons with what will be executed"""
-        self._void = False
+        self._drifted = False
+        """what was asked for last is of no use"""
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
         self._promote(tick)
@@ -46,26 +47,22 @@ class FutureStateScheduler(AlignedScheduler):
         self._promote(tick)
         return super().next_action(tick, observation)
 
-    def void(self, tick: int) -> None:
-        super().void(tick)
-        self._next, self._assumed_until = None, tick
-
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         super().on_executed(tick, action, waited)
         if tick < self._assumed_until and self.predictor.has_drifted:
             self.tracker.cancel()
             self._next = None
             self._assumed_until = tick
-            self._void = True
+            self._drifted = True
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         ends = min(running.start + self._execute_ticks, running.end)
-        return self._void or tick + self.tracker.delay.ticks >= ends
+        return self._drifted or tick + self.tracker.delay.ticks >= ends
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
-        # what was void once is not foretold again at once: a chunk for now can always be used
-        foretold = self.predictor.last_action_was_ours and not self._void
-        self._void = False
+        # what drifted once is not foretold again at once: a chunk for now can always be used
+        foretold = self.predictor.last_action_was_ours and not self._drifted
+        self._drifted = False
         ahead = min(self.tracker.delay.ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
         self.predictor.reset_drift()
@@ -79,6 +76,8 @@ class FutureStateScheduler(AlignedScheduler):
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         if chunk.end > tick:
+            # What else was asked for reckons with other actions than these.
+            self.tracker.cancel()
             self._next = chunk
 
     def _promote(self, tick: int) -> None:

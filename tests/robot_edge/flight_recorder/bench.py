@@ -174,7 +174,7 @@ def eventful(directory: Path, **config: float) -> Bench:
         bench.say("command", 0.0, 0.0, 0.3, 0.0).fly(1)
     bench.say("hand_back").fly(20).say("estop").fly(6).say("release_estop").fly(8)
     bench.inf.full = True
-    bench.fly(8)
+    bench.fly(12)
     bench.inf.full, bench.up.full = False, True
     bench.fly(26)
     bench.up.full = False
