@@ -95,7 +95,7 @@ class RequestTracker:
     cancelled, failed, or holds numbers that are none; the last two are asked for again.
 
     A robot that waits for an action stands still, and no action of a chunk is spent meanwhile: the chunk that comes
-    begins later by as many ticks as the robot waited since its first tick, and at once if it still waits.
+    begins later by as many ticks as the robot waited since its first tick.
     """
 
     def __init__(self, spec: RobotSpec, config: ChunkingConfig, delay: DelayEstimator | None = None) -> None:
@@ -113,8 +113,6 @@ class RequestTracker:
         self._open: dict[int, OpenRequest] = {}
         self._asked: int | None = None
         self._newest: int | None = None
-        self._waits = True
-        """nothing was executed of any chunk at the last tick"""
 
     def can_request(self, tick: int) -> bool:
         """Whether a request may be made at `tick`: at most one a tick, and none while another may be answered."""
@@ -133,9 +131,8 @@ class RequestTracker:
 
     def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         """float32[da]: what the robot did at a tick; counts for how long it has moved. `waited`: for an action."""
-        self._waits = waited
-        for request in self._open.values() if waited else ():
-            request.waited_ticks += tick >= request.first_tick
+        for request in self._open.values():
+            request.waited_ticks += waited and tick >= request.first_tick
         last = action if self._last is None else self._last
         self._moved_ticks = 0 if action.tolist() == hold_numbers(self.spec, last) else self._moved_ticks + 1
         # A driver may use its array again.
@@ -164,8 +161,7 @@ class RequestTracker:
         self._open = {asked: other for asked, other in self._open.items() if asked > reply.tick}
         made = reply.chunk
         chunk = quantise(made, self.config.speed_up, self.spec)
-        first = chunk.first_tick + request.waited_ticks
-        chunk = msgspec.structs.replace(chunk, first_tick=min(first, tick) if self._waits else first)
+        chunk = msgspec.structs.replace(chunk, first_tick=chunk.first_tick + request.waited_ticks)
         return ScheduledChunk(chunk, made, max(tick, chunk.first_tick), delay_ticks)
 
     def _fault_of(self, chunk: ActionChunk, request: OpenRequest) -> str:

@@ -82,7 +82,7 @@ class ControlLoop:
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
-        """somebody or something else has had the robot since the plan was made: it belongs to where the robot would be"""
+        """somebody or something else has had the robot since the plan was made: it is for where the robot would be"""
 
     def tick(self) -> None:
         """One control period."""

@@ -15,10 +15,11 @@ class FutureStateScheduler(AlignedScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
-    early waits for its first tick while the old one goes on; of one that is late the late actions are skipped. When
-    somebody else acts meanwhile the chunk is made for a state that never comes: it is dropped, and asked for again at
-    once. As long as they act nothing is foretold: chunks are asked for from the state as it is, so that there is
-    always a proposal to hand back to.
+    early waits for its first tick while the old one goes on; when that is used up the robot would only stand still until
+    then, and the chunk begins at once. Of one that is late the late actions are skipped. When somebody else acts
+    meanwhile the chunk is made for a state that never comes: it is dropped, and asked for again at once. As long as they
+    act nothing is foretold: chunks are asked for from the state as it is, so that there is always a proposal to compare
+    theirs with.
     """
 
     predictor: ActionPredictor
@@ -81,5 +82,10 @@ class FutureStateScheduler(AlignedScheduler):
             self._next = chunk
 
     def _promote(self, tick: int) -> None:
-        if self._next is not None and tick >= self._next.chunk.first_tick:
-            self._running, self._next = self._next, None
+        coming = self._next
+        if coming is None:
+            return
+        if tick >= coming.chunk.first_tick:
+            self._running, self._next = coming, None
+        elif self._running is None or tick >= self._running.end:
+            self._running, self._next = coming.starting_at(tick), None

@@ -144,8 +144,10 @@ def asked(rows: list[Tick]) -> list[int]:
 
 
 def on_time(rows: list[Tick]) -> bool:
-    """Whether each action is executed at the tick the oracle meant it for, later only by the ticks the robot waited since
-    its chunk was to begin, and earlier only where a robot that waited could begin at once.
+    """Whether each action is executed at the tick the oracle meant it for.
+
+    Later only by the ticks the robot waited since its chunk was to begin; earlier only where the robot would have stood
+    still until then.
 
     `rows`: of one episode from its beginning, of a strategy with one running chunk.
     """
@@ -157,7 +159,8 @@ def on_time(rows: list[Tick]) -> bool:
         request, start = by_tick[of].request, begun.setdefault(of, row.tick)
         assert request is not None
         shift = sum(by_tick[tick].waited for tick in range(request.first_tick, start))
-        if start < request.first_tick and (start == rows[0].tick or by_tick[start - 1].waited):
+        before = by_tick[start - 1].chunk if start > rows[0].tick else None
+        if start < request.first_tick and (before is None or before.first_tick + len(before.actions) <= start):
             shift = start - request.first_tick
         if meant + shift != row.tick:
             return False
