@@ -15,11 +15,10 @@ class FutureStateScheduler(AlignedScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
-    early waits for its first tick while the old one goes on; when that is used up the robot would only stand still until
-    then, and the chunk begins at once. Of one that is late the late actions are skipped. When somebody else acts
-    meanwhile the chunk is made for a state that never comes: it is dropped, and asked for again at once. As long as they
-    act nothing is foretold: chunks are asked for from the state as it is, so that there is always a proposal to compare
-    theirs with.
+    early waits for its first tick while the old one goes on; when that is used up the robot would only stand still, and
+    the chunk begins at once. Of one that is late the late actions are skipped. When somebody else acts meanwhile the
+    chunk is made for a state that never comes: it is dropped, and asked for again at once. As long as they act nothing
+    is foretold: chunks are asked for from the state as it is, so that there is always a proposal to compare with.
     """
 
     predictor: ActionPredictor
