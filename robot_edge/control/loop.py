@@ -82,16 +82,14 @@ class ControlLoop:
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
-        """somebody or something else has had the robot since the plan was made: it is for where the robot would be"""
+        """somebody or something else has the robot, and what is planned is for where it would be without"""
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
         self._tick += 1 + self.rate.skipped
-        self._interrupted |= self.rate.skipped > 0
-        if self._interrupted and self._follows_plan:
+        if self.rate.skipped:
             self.chunks.scheduler.void()
-            self._interrupted = False
         self._handle_messages()
         if self._ensure_episode() and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
@@ -99,7 +97,6 @@ class ControlLoop:
             self.mode, self.hold = decide(self._conditions(planned, scripted))
             proposed, action = self._limit(self._select(planned, scripted, observation), observation)
             feedback = self._apply(action, self.rate.next_ns)
-            self._interrupted |= not self._follows_plan
             self._record(observation, proposed, feedback, planned)
         self._publish_status()
 
@@ -282,16 +279,6 @@ class ControlLoop:
             return None
         return self._scripted.action(observation, planned[0] if planned else None)
 
-    @property
-    def _follows_plan(self) -> bool:
-        """Whether the policy acts at the newest tick, or would if it had an action."""
-        return self.mode is Mode.policy or self._waits
-
-    @property
-    def _waits(self) -> bool:
-        """Whether the robot holds only until inference brings an action."""
-        return self.mode is Mode.hold and self.hold == self._missing_action
-
     def _conditions(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> ControlConditions:
         return ControlConditions(
             estop=self.inbox.estop,
@@ -353,7 +340,14 @@ class ControlLoop:
         if not self.driver.connected:
             self._end()
             return
-        self.chunks.scheduler.on_executed(self._tick, feedback.executed, waited=self._waits)
+        scheduler = self.chunks.scheduler
+        waits = self.mode is Mode.hold and self.hold == self._missing_action
+        scheduler.on_executed(self._tick, feedback.executed, waits)
+        if self._interrupted and waits:
+            # Nobody else has the robot any more: from the next tick on the policy plans anew, from where it is.
+            scheduler.void()
+            planned = None
+        self._interrupted = not waits and self.mode is not Mode.policy
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return
@@ -365,8 +359,8 @@ class ControlLoop:
             proposed,
             feedback,
             planned[1] if planned else None,
-            self.chunks.scheduler.made,
-            delay_ticks=self.chunks.scheduler.delay_ticks,
+            scheduler.made,
+            delay_ticks=scheduler.delay_ticks,
             version=self.inbox.version,
             own=not self.override.in_control,
             ending=self.inbox.estop or self.inbox.stopping,
