@@ -200,8 +200,8 @@ def quantise(chunk: ActionChunk, q: int, spec: RobotSpec) -> ActionChunk:
 class ChunkScheduler:
     """Turns chunks that arrive when they arrive into one action per tick. This one asks for none: the robot holds.
 
-    At every tick, in this order: `void` if somebody else has had the robot, `submit` what came, `request_chunk`,
-    `submit` what was answered within the tick, `next_action`, and `on_executed` after the robot was written to.
+    At every tick, in this order: `submit` what came, `request_chunk`, `submit` what was answered within the tick,
+    `next_action`, and `on_executed` after the robot was written to. `void` between two of them.
     """
 
     @property

@@ -29,8 +29,9 @@ def restless(request: ChunkRequest) -> ChunkReply:
     return reply_to(request, rng.uniform(-1.5, 1.5, (16, 1)).astype(np.float32))
 
 
-def simulate(delays: list[int | None], policy=restless, **options) -> Simulated:
-    scheduler = make_scheduler(ChunkingConfig("future_state"), LINE, TRAINED, SpecMotion(LINE), **options)
+def simulate(delays: list[int | None], policy=restless, timeout_ticks: int = 40, **options) -> Simulated:
+    config = ChunkingConfig("future_state", timeout_ticks=timeout_ticks)
+    scheduler = make_scheduler(config, LINE, TRAINED, SpecMotion(LINE), **options)
     return Simulated(
         scheduler, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
     )
@@ -102,6 +103,18 @@ def test_limits_of_motion_are_reckoned_with() -> None:
             compared += 1
             assert request.state[0] == pytest.approx(places[request.first_tick], abs=1e-4)
     assert compared > 10
+
+
+def test_a_late_answer_that_is_used_makes_what_reckoned_without_it_void() -> None:
+    simulated = simulate([3, 3, 3, 12, 8, 3], timeout_ticks=10)
+    rows = simulated.run(80)
+    late, foretold, after = [row.request for row in rows if row.request][3:6]
+    assert foretold.tick == late.tick + 10 and foretold.first_tick > late.tick + 12
+    # the answer that was given up begins before the chunk that reckoned with a robot without actions
+    used = {row.chunk.observed_ns for row in rows if row.chunk}
+    assert late.observation.time_ns in used
+    assert foretold.observation.time_ns not in used
+    assert after.tick >= late.tick + 12 and after.observation.time_ns in used
 
 
 class TestSomebodyElseActs:
