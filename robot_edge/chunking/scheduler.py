@@ -301,9 +301,10 @@ class AlignedScheduler(ChunkScheduler):
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         """Whether it is time to ask for what comes after `running`.
 
-        After `execute_ticks` of its time, or earlier if the answer would come when it is used up.
+        `execute_ticks` after what it was asked for, since the world goes on while a robot waits, or earlier if the
+        answer would come when it is used up.
         """
-        first = running.chunk.first_tick
+        first = running.made.first_tick
         return tick >= min(first + self._execute_ticks, running.end - self.tracker.delay.ticks)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:

@@ -23,8 +23,8 @@ def test_plans_are_shorter_and_keep_their_ticks() -> None:
         # index i of a chunk stands for actions 2i and 2i + 1; of absolute ones the last counts
         assert row.said[0] == row.said[1] + 2 * index + 1
     # the first chunk begins when it is here, the others when they were asked for
-    assert [row.tick for row in rows if row.request] == [0, 6, 10, 14, 18]
-    assert [row.chunk.first_tick for row in (rows[2], rows[8], rows[12])] == [2, 6, 10]
+    assert [row.tick for row in rows if row.request] == [0, 4, 8, 12, 16]
+    assert [row.chunk.first_tick for row in (rows[2], rows[6], rows[10])] == [2, 4, 8]
 
 
 def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:

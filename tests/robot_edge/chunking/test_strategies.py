@@ -65,18 +65,17 @@ def test_naive_switches_when_the_answer_comes(delay: int) -> None:
 
 
 def test_aligned_skips_what_is_late() -> None:
-    rows = Simulated(make("aligned"), [3]).run(27)
-    assert asked(rows) == [0, 11, 19]
+    rows = Simulated(make("aligned"), [3]).run(24)
+    assert asked(rows) == [0, 8, 16]
     # nothing is late where the robot stood still: the first chunk begins with its first action
-    first = [(t - 3, 0) for t in range(3, 14)]
-    assert [row.said for row in rows] == [None] * 3 + first + [(t, (t - 14) // 8 * 8 + 11) for t in range(14, 27)]
+    first = [(t - 3, 0) for t in range(3, 11)]
+    assert [row.said for row in rows] == [None] * 3 + first + [(t, (t - 3) // 8 * 8) for t in range(11, 24)]
 
 
 @pytest.mark.parametrize(("delay", "every", "gap"), [(0, 8, 0), (1, 8, 0), (8, 8, 0), (10, 10, 4), (12, 12, 8)])
 def test_aligned_needs_a_horizon_of_twice_the_delay(delay: int, every: int, gap: int) -> None:
-    rows = Simulated(make("aligned"), [delay]).run(2 * delay + 10 * every)
-    second = delay + min(8, 16 - delay)
-    assert asked(rows)[:10] == [0, *(second + k * every for k in range(9))]
+    rows = Simulated(make("aligned"), [delay]).run(delay + 10 * every)
+    assert asked(rows)[:10] == [k * every for k in range(10)]
     assert on_time(rows)
     # a chunk lasts until 16 ticks after it was asked for, the next one comes 2 * delay after that; what the robot waits
     # for a chunk is not skipped of it, so the one after it comes in time
@@ -97,7 +96,7 @@ def test_no_action_is_spent_while_the_robot_waits_in_mid_episode(strategy: str) 
 
 def test_aligned_asks_in_time_when_the_horizon_is_short() -> None:
     rows = Simulated(make("aligned"), [5], policy=lambda request: oracle(request, 12)).run(60)
-    assert asked(rows)[:4] == [0, 12, 19, 26]
+    assert asked(rows)[:4] == [0, 8, 15, 22]
     assert starved(rows) == []
 
 
@@ -154,7 +153,7 @@ def test_rtc_commits_what_will_be_executed_meanwhile(delay: int) -> None:
                 assert prefix.actions.tolist() == actions.tolist()
                 assert prefix.guided is guides
         # a chunk that comes later than the running one lasts, and the one after it, for which the robot waited
-        assert lengths == ([8] * len(lengths) if delay <= 8 else [12, 4, 12, 4, 12][: len(lengths)])
+        assert lengths == ([8 + delay] + [8] * (len(lengths) - 1) if delay <= 8 else [16, 4, 12, 4])
         assert len(lengths) >= 4
 
 
