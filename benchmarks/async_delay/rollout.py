@@ -122,7 +122,7 @@ class Stage:
             wanted = hold_action(spec, executed) if chosen is None else chosen[0]
             feedback = robot.write(limit_action(spec, wanted))
             executed = feedback.executed
-            scheduler.on_executed(tick, executed)
+            scheduler.on_executed(tick, executed, waited=chosen is None)
             self.clock.advance(spec.period_ns)
             rewards.append(feedback.reward)
             if feedback.success:

@@ -18,8 +18,9 @@ from robot_edge.control.loop import ControlLoop
 from wire.clock import ManualClock
 from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest
+from wire.stop_state import StopState
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, Observation, PolicyCapabilities, Role, StopState
+from wire.types import ActionChunk, Observation, PolicyCapabilities, Role
 
 STRATEGIES = ("sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained")
 TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True)

@@ -16,14 +16,13 @@ from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimiter, limit_action
 from hal.safety.stop_latch import StopLatch
 from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
-from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
-from robot_edge.chunking.strategies.future_state import FutureStateScheduler
 from robot_edge.control import operator_override
 from robot_edge.control.guarded_robot import ObservationMonitor
 from robot_edge.control.mode import NO_HOLD
 from robot_edge.control.operator_override import OperatorOverride
 from wire.messages.gateway import OperatorCommand
-from wire.types import OperatorCommandKind, StopState
+from wire.stop_state import StopState
+from wire.types import OperatorCommandKind
 
 
 def _replaced(owner: type, name: str, new: Callable[..., Any]) -> Callable[[], Any]:
@@ -39,8 +38,8 @@ def _wrapped(owner: type, name: str, wrap: Callable[..., Any]) -> Callable[[], A
 @contextlib.contextmanager
 def _plans_outlive() -> Iterator[None]:
     with contextlib.ExitStack() as undo:
-        for kind in (AlignedScheduler, EnsembleScheduler, FutureStateScheduler):
-            undo.enter_context(patch.object(kind, "void", lambda self, tick: None))
+        for kind in (AlignedScheduler, *AlignedScheduler.__subclasses__()):
+            undo.enter_context(patch.object(kind, "void", lambda self: None))
         yield
 
 

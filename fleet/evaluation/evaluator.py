@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fleet.evaluation.injected_delay import Delay
 from hal.interfaces.robot import Robot
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action
+from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.rest import rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
@@ -97,7 +98,7 @@ def rollout(
         else:
             action = safety.brake(executed, observation.state)
         feedback = robot.write(action)
-        scheduler.on_executed(tick, feedback.executed)
+        scheduler.on_executed(tick, feedback.executed, waited=chosen is None)
         safety.note(feedback.executed, executed)
         if feedback.success:
             return True

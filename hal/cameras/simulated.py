@@ -13,7 +13,7 @@ from hal.cameras.opencv import Pace
 from hal.cameras.picture import to_rgb
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
-from hal.safety.limiter import rest_action
+from hal.safety.rest import rest_action
 from wire.errors import ConfigError, RobotError
 
 _COUNTED = 16

@@ -9,7 +9,8 @@ import numpy as np
 from hal.conformance.report import Figure
 from hal.conformance.rules import Rules
 from hal.interfaces.robot import Robot
-from hal.safety.limiter import hold_action, rest_action
+from hal.safety.limiter import hold_action
+from hal.safety.rest import rest_action
 from wire.clock import Clock
 from wire.types import Observation, RobotSpec
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from hal.conformance.report import CheckOutcome
 from hal.interfaces.robot import Feedback, Robot
-from hal.safety.limiter import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action
+from hal.safety.rest import rest_action
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError, InvalidDataError
 from wire.types import CameraSpec, CommandType, Frame, Observation, RobotSpec

@@ -24,8 +24,9 @@ import numpy as np
 
 from wire import errors
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, StorageError, storage_error
+from wire.stop_state import StopState
 from wire.transport.frame_ring import FrameRing, ring_path, with_preview
-from wire.types import CameraSpec, Frame, RobotSpec, StopState
+from wire.types import CameraSpec, Frame, RobotSpec
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from hal.driver_host.stop_line import StopOrder, send_order
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
-from wire.types import Observation, RobotSpec, StopState
+from wire.stop_state import StopState
+from wire.types import Observation, RobotSpec
 
 _ORDER_S = 0.1
 """how long the host's answer to a stop is waited for; an order that is not answered is given again"""

@@ -23,7 +23,7 @@ import msgspec
 from hal.driver_host.protocol import socket_address
 from hal.interfaces.robot import HoldingRobot
 from wire.errors import RobotError, storage_error
-from wire.types import StopState
+from wire.stop_state import StopState
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, InvalidDataError, RobotError, suggest
-from wire.types import Frame, Observation, RobotSpec, StopState
+from wire.stop_state import StopState
+from wire.types import Frame, Observation, RobotSpec
 
 _FLOAT32 = np.dtype(np.float32)
 _Scene = TypeVar("_Scene")

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback, Robot, StoppableRobot, request_previews, validate_executed
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, rest_action, unmeasured
+from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.rest import rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch
 from wire.errors import RobotMovingError, RobotStoppedError
-from wire.types import Observation, StopState
+from wire.stop_state import StopState
+from wire.types import Observation
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from wire.types import StopState
+from wire.stop_state import StopState
 
 log = logging.getLogger(__name__)
 MOST_STOPS = 32

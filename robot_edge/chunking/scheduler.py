@@ -95,7 +95,7 @@ class RequestTracker:
     cancelled, failed, or holds numbers that are none; the last two are asked for again.
 
     A robot that waits for an action stands still, and no action of a chunk is spent meanwhile: the chunk that comes
-    begins later by as many ticks as the robot waited since its first tick, and at once if it still waits.
+    begins later by as many ticks as the robot waited since its first tick.
     """
 
     def __init__(self, spec: RobotSpec, config: ChunkingConfig, delay: DelayEstimator | None = None) -> None:
@@ -113,8 +113,6 @@ class RequestTracker:
         self._open: dict[int, OpenRequest] = {}
         self._asked: int | None = None
         self._newest: int | None = None
-        self._waits = True
-        """nothing was executed of any chunk at the last tick"""
 
     def can_request(self, tick: int) -> bool:
         """Whether a request may be made at `tick`: at most one a tick, and none while another may be answered."""
@@ -133,9 +131,8 @@ class RequestTracker:
 
     def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         """float32[da]: what the robot did at a tick; counts for how long it has moved. `waited`: for an action."""
-        self._waits = waited
-        for request in self._open.values() if waited else ():
-            request.waited_ticks += tick >= request.first_tick
+        for request in self._open.values():
+            request.waited_ticks += waited and tick >= request.first_tick
         last = action if self._last is None else self._last
         self._moved_ticks = 0 if action.tolist() == hold_numbers(self.spec, last) else self._moved_ticks + 1
         # A driver may use its array again.
@@ -164,8 +161,7 @@ class RequestTracker:
         self._open = {asked: other for asked, other in self._open.items() if asked > reply.tick}
         made = reply.chunk
         chunk = quantise(made, self.config.speed_up, self.spec)
-        first = chunk.first_tick + request.waited_ticks
-        chunk = msgspec.structs.replace(chunk, first_tick=min(first, tick) if self._waits else first)
+        chunk = msgspec.structs.replace(chunk, first_tick=chunk.first_tick + request.waited_ticks)
         return ScheduledChunk(chunk, made, max(tick, chunk.first_tick), delay_ticks)
 
     def _fault_of(self, chunk: ActionChunk, request: OpenRequest) -> str:
@@ -205,7 +201,7 @@ class ChunkScheduler:
     """Turns chunks that arrive when they arrive into one action per tick. This one asks for none: the robot holds.
 
     At every tick, in this order: `submit` what came, `request_chunk`, `submit` what was answered within the tick,
-    `next_action`, and `on_executed` after the robot was written to.
+    `next_action`, and `on_executed` after the robot was written to. `void` between two of them.
     """
 
     @property
@@ -233,14 +229,14 @@ class ChunkScheduler:
         """The action for `tick` and its chunk; None when there is nothing fresh: then the robot holds."""
         return None
 
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         """float32[da]: what the robot really did at `tick`, whoever asked for it, after all limits.
 
         `waited`: it stood still only because there was no action.
         """
 
-    def void(self, tick: int) -> None:
-        """At `tick` the robot is not where it was planned to be: plans are void, and what is under way as well."""
+    def void(self) -> None:
+        """The robot is not where it was planned to be: plans are void, and what is under way as well."""
 
 
 class AlignedScheduler(ChunkScheduler):
@@ -273,7 +269,7 @@ class AlignedScheduler(ChunkScheduler):
         self.tracker.reset()
         if self.predictor is not None:
             self.predictor.reset()
-        self._running: ScheduledChunk | None = None
+        self.void()
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
         if not self.tracker.can_request(tick) or (self._running is not None and not self._is_due(self._running, tick)):
@@ -291,23 +287,24 @@ class AlignedScheduler(ChunkScheduler):
             self.predictor.on_action_selected(tick, planned[0] if planned else None, observation.state)
         return planned
 
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         self.tracker.on_executed(tick, action, waited)
         if self.predictor is not None:
             self.predictor.on_executed(tick, action)
 
-    def void(self, tick: int) -> None:
+    def void(self) -> None:
         self.tracker.cancel()
-        self._running = None
+        self._running: ScheduledChunk | None = None
 
     # --- what other strategies change ---------------------------------------------------------------------------------
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         """Whether it is time to ask for what comes after `running`.
 
-        After `execute_ticks` of its time, or earlier if the answer would come when it is used up.
+        `execute_ticks` after what it was asked for, since the world goes on while a robot waits, or earlier if the
+        answer would come when it is used up.
         """
-        first = running.chunk.first_tick
+        first = running.made.first_tick
         return tick >= min(first + self._execute_ticks, running.end - self.tracker.delay.ticks)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:

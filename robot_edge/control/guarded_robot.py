@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -34,7 +35,8 @@ from wire.errors import (
     RobotStoppedError,
 )
 from wire.messages.gateway import OperatorCommand
-from wire.types import Observation, OperatorCommandKind, RobotSpec, StopState
+from wire.stop_state import StopState
+from wire.types import Observation, OperatorCommandKind, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class GuardedRobot:
         """in a row"""
         self.stop_state = StopState()
         """who keeps it from moving, as it said last"""
+        self._unheard_stop = False
         self._name = name
         self._robot = robot
         self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
@@ -191,8 +194,18 @@ class GuardedRobot:
         with contextlib.suppress(FleetError):
             self.stop_state = self._call("stop_state", self._robot.stop_state)
 
-    def give_order(self, command: OperatorCommand) -> bool:
-        """Pass on what somebody said of stopping or starting it; whether it was heard."""
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody stops it, also if it has not heard of it yet."""
+        return self._unheard_stop or bool(self.stop_state.stops)
+
+    def give_orders(self, orders: deque[OperatorCommand]) -> None:
+        """Pass on what people said of stopping and starting it, in this order; what it does not hear stays there."""
+        while orders and self._give_order(orders[0]):
+            orders.popleft()
+        self._unheard_stop = any(order.kind == OperatorCommandKind.estop for order in orders)
+
+    def _give_order(self, command: OperatorCommand) -> bool:
         robot, by = self._robot, command.operator
         try:
             match command.kind:

@@ -7,11 +7,13 @@ looked at between two ticks, and what happened leaves the same way.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
 from hal.interfaces.robot import Feedback, HoldingRobot, Teleoperator
-from hal.safety.limiter import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action
+from hal.safety.rest import rest_action
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler, PlannedAction
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import LoopConfig
@@ -20,6 +22,7 @@ from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason, Mode, decide
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
+from robot_edge.control.status import edge_status
 from robot_edge.control.takeover import ScriptedTakeover
 from wire.clock import Clock
 from wire.errors import ConfigError, InvalidDataError
@@ -27,7 +30,7 @@ from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import without_previews
-from wire.types import Observation, OperatorCommandKind
+from wire.types import Observation
 
 log = logging.getLogger(__name__)
 
@@ -83,29 +86,22 @@ class ControlLoop:
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
-        """somebody or something else than the policy's plan had the robot since the plan was made"""
+        """somebody or something else has the robot, and what is planned is for where it would be without"""
 
     def tick(self) -> None:
         """One control period."""
         self.rate.wait()
         self._tick += 1 + self.rate.skipped
-        self._interrupted |= self.rate.skipped > 0
+        if self.rate.skipped:
+            self.chunks.scheduler.void()
         self._handle_messages()
         if self._ensure_episode() and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
-            self.mode, self.hold = decide(self._conditions(planned, scripted))
-            if self._interrupted and self._follows_plan:
-                # What was planned belongs to where the robot would have been.
-                self.chunks.scheduler.void(self._tick)
-                planned, self._interrupted = None, False
-                self.mode, self.hold = decide(self._conditions(planned, scripted))
+            self._decide_control(planned, scripted)
             proposed = self._select(planned, scripted)
             feedback = self._apply(self._checked(proposed), self.rate.next_ns)
-            self._interrupted |= not self._follows_plan
             self._record(observation, proposed, feedback, planned)
-        elif self.tracker.running:
-            self._interrupted = True
         self._publish_status()
 
     def close(self) -> None:
@@ -124,8 +120,7 @@ class ControlLoop:
                 inbox.handle_message(message)
         while (message := self._uplink.recv()) is not None:
             inbox.handle_message(message)
-        while inbox.stop_orders and self.driver.give_order(inbox.stop_orders[0]):
-            inbox.stop_orders.popleft()
+        self.driver.give_orders(inbox.stop_orders)
         self.driver.request_previews(inbox.previews_wanted)
         if self.tracker.running and not self.tracker.outcome and (why := self._void_because()):
             log.warning("robot '%s': %s; the running episode ends.", self.name, why)
@@ -185,7 +180,7 @@ class ControlLoop:
         if self._seen is None or self._still:
             return True
         self._apply(None)
-        self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, resetting=True))
+        self._decide(resetting=True)
         return False
 
     def _start_episode(self) -> bool:
@@ -193,19 +188,15 @@ class ControlLoop:
         inbox, needs_policy = self.inbox, self.config.needs_policy
         if inbox.version and self.chunks.select(inbox.trained) and self.chunks.refused:
             self._notify("refused", self.chunks.refused)
-        self.mode, self.hold = decide(
-            ControlConditions(
-                estop=self._stopped,
-                ready=self._ready,
-                resting=inbox.resting,
-                recorder_ok=self.tracker.recorder.healthy,
-                storage_ok=inbox.storage_ok,
-                # Without a policy the scripted operator does everything.
-                script=not needs_policy,
-                version=inbox.version,
-                version_fits=not inbox.wants_other_version,
-                trained=not self.chunks.refused,
-            )
+        self._decide(
+            resting=inbox.resting,
+            recorder_ok=self.tracker.recorder.healthy,
+            storage_ok=inbox.storage_ok,
+            # Without a policy the scripted operator does everything.
+            script=not needs_policy,
+            version=inbox.version,
+            version_fits=not inbox.wants_other_version,
+            trained=not self.chunks.refused,
         )
         if self.hold:
             if self._tick >= self._next_status:
@@ -213,7 +204,7 @@ class ControlLoop:
             if self._tick >= self._next_status or not self.driver.stop_state.free:
                 self.driver.poll_stop()
             return False
-        self.mode, self.hold = decide(ControlConditions(resetting=True))
+        self._decide(resetting=True)
         self._publish_status(now=True)
         self._seen, self._missing_action = None, Hold(HoldReason.no_action, self._missing_action.detail)
         task, seed = inbox.next_episode()
@@ -243,7 +234,7 @@ class ControlLoop:
         self._seen = observation or self._seen
         self._end(None if self.driver.observation_fault else observation)
         if self.driver.connected:
-            self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, resetting=True))
+            self._decide(resetting=True)
             self._at_rest()
         else:
             self._hold_for(self.driver.fault)
@@ -293,30 +284,8 @@ class ControlLoop:
             return None
         return self._scripted.action(observation, planned[0] if planned else None)
 
-    @property
-    def _stopped(self) -> bool:
-        """Whether somebody stops the robot, also if it has not heard of it yet."""
-        unheard = any(order.kind == OperatorCommandKind.estop for order in self.inbox.stop_orders)
-        return unheard or bool(self.driver.stop_state.stops)
-
-    @property
-    def _ready(self) -> bool:
-        return self.driver.stop_state.ready
-
-    @property
-    def _follows_plan(self) -> bool:
-        """Whether the policy acts, or would if it had an action."""
-        return self.mode is Mode.policy or self._waits
-
-    @property
-    def _waits(self) -> bool:
-        """Whether the robot holds only until inference brings an action."""
-        return self.mode is Mode.hold and self.hold == self._missing_action
-
-    def _conditions(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> ControlConditions:
-        return ControlConditions(
-            estop=self._stopped,
-            ready=self._ready,
+    def _decide_control(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> None:
+        self._decide(
             recorder_ok=self.tracker.recorder.healthy,
             storage_ok=self.inbox.storage_ok,
             fault=self.driver.observation_fault or (self.driver.fault if self.driver.refused_commands else NO_HOLD),
@@ -326,9 +295,14 @@ class ControlLoop:
             script=scripted is not None,
             version=self.inbox.version,
             trained=not self.chunks.refused,
-            # What is left of a chunk is executed first.
-            missing_action=self._missing_action if planned is None else NO_HOLD,
+            # What is left of a chunk is executed first, unless the robot is no longer where it was made for.
+            missing_action=self._missing_action if planned is None or self._interrupted else NO_HOLD,
         )
+
+    def _decide(self, **known: Any) -> None:
+        """Who is in control, with what is `known` of `ControlConditions` besides who stops the robot."""
+        driver = self.driver
+        self.mode, self.hold = decide(ControlConditions(estop=driver.stopped, ready=driver.stop_state.ready, **known))
 
     def _select(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> np.ndarray | None:
         """float32[da]: what whoever is in control proposes, None for a hold."""
@@ -354,7 +328,7 @@ class ControlLoop:
 
     def _hold_for(self, fault: Hold) -> None:
         """The robot cannot be used, or what was decided cannot be done."""
-        self.mode, self.hold = decide(ControlConditions(estop=self._stopped, ready=self._ready, fault=fault))
+        self._decide(fault=fault)
 
     # --- write, record, report ------------------------------------------------------------------------------------
 
@@ -367,7 +341,9 @@ class ControlLoop:
             if self.mode not in (Mode.estop, Mode.hold):
                 self._hold_for(self.driver.fault)
             return Feedback(hold_action(self.robot.spec, self._executed))
-        self._interrupted |= feedback.held_ticks > 0
+        if feedback.held_ticks:
+            # Its host held it meanwhile: it is not where the plan has it.
+            self.chunks.scheduler.void()
         self._executed, self._still = feedback.executed, feedback.still
         return feedback
 
@@ -377,7 +353,14 @@ class ControlLoop:
         if not self.driver.connected:
             self._end()
             return
-        self.chunks.scheduler.on_executed(self._tick, feedback.executed, waited=self._waits)
+        scheduler = self.chunks.scheduler
+        waits = self.mode is Mode.hold and self.hold == self._missing_action
+        scheduler.on_executed(self._tick, feedback.executed, waits)
+        if self._interrupted and waits:
+            # Nobody else has the robot any more: from the next tick on the policy plans anew, from where it is.
+            scheduler.void()
+            planned = None
+        self._interrupted = not waits and self.mode is not Mode.policy
         if not self.tracker.running:
             # It ended while the command waited for `write_after_s`.
             return
@@ -389,11 +372,11 @@ class ControlLoop:
             feedback.executed if proposed is None else proposed,
             feedback,
             planned[1] if planned else None,
-            self.chunks.scheduler.made,
-            delay_ticks=self.chunks.scheduler.delay_ticks,
+            scheduler.made,
+            delay_ticks=scheduler.delay_ticks,
             version=self.inbox.version,
             own=not self.override.in_control,
-            ending=self._stopped or self._ready or self.inbox.stopping,
+            ending=self.driver.stopped or self.driver.stop_state.ready or self.inbox.stopping,
         )
         if not goes_on:
             self._end()
@@ -402,29 +385,17 @@ class ControlLoop:
         if not now and self._tick < self._next_status:
             return
         self._next_status = self._tick + self.config.status_every_ticks
-        episode, job = self.tracker.episode, self.inbox.job
-        self.status = EdgeStatus(
-            robot=self.name,
-            time_ns=self._clock.now_ns(),
-            mode=self.mode.value,
-            reason=self.hold.reason.value,
-            detail=self.hold.detail,
-            task=episode.task if episode else "",
-            episode=episode.id if episode else "",
-            tick=self._tick - self.tracker.first_tick,
-            state=self._seen.state if self._seen else np.zeros(self.robot.spec.state_dim, np.float32),
-            version=self.inbox.version,
-            ticks=self.rate.ticks,
-            missed_ticks=self.rate.missed,
-            late_p99_s=self.rate.late_s(0.99),
-            starved_ticks=self.tracker.starved,
-            episodes=self.tracker.ended,
-            interventions=self._scripted.takeovers + self.inbox.interventions,
-            steps_recorded=0,
-            spooled=0,
-            job=job.id if job is not None else "",
-            job_episodes=self.inbox.finished,
-            fault=self.driver.fault.detail or self.driver.observation_fault.detail,
-            stop=self.driver.stop_state,
+        state = self._seen.state if self._seen is not None else np.zeros(self.robot.spec.state_dim, np.float32)
+        self.status = edge_status(
+            self.name,
+            self._clock.now_ns(),
+            self._tick,
+            state,
+            (self.mode, self.hold),
+            self.inbox,
+            self.tracker,
+            self.driver,
+            self.rate,
+            self._scripted.takeovers,
         )
         self._uplink.send(self.status)

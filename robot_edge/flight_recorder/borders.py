@@ -15,7 +15,8 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback
 from wire.codec import AnyMessage
-from wire.types import Observation, StopState
+from wire.stop_state import StopState
+from wire.types import Observation
 
 CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "clock.now_ns": ((), int),

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from wire.messages import Message
-from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec, StopState
+from wire.stop_state import StopState
+from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ import numpy as np
 from hal.cameras.picture import make_frame, to_rgb
 from hal.drivers.gym.spec import RENDER, GymConfig, GymTask, check_spaces, gym_spec, make_env, read_spaces
 from hal.interfaces.robot import Feedback, check_reset, require_scene
-from hal.safety.limiter import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action
+from hal.safety.rest import rest_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.types import Frame, Observation

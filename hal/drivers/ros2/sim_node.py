@@ -44,7 +44,8 @@ from hal.drivers.ros2.time import read_together
 from hal.drivers.ros2.wrapper import Publisher, RosNode, interface, own_arguments
 from hal.interfaces.robot import Robot
 from hal.registry import make_robot, read_config
-from hal.safety.limiter import hold_action, limit_action, rest_action
+from hal.safety.limiter import hold_action, limit_action
+from hal.safety.rest import rest_action
 from wire.errors import ConfigError, FleetError, InvalidDataError, RobotError, suggest
 from wire.types import Observation
 

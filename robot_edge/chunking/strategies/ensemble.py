@@ -23,12 +23,8 @@ class EnsembleScheduler(AlignedScheduler):
         self._chunks: deque[ScheduledChunk] = deque(maxlen=most)
         super().__init__(tracker)
 
-    def reset(self, tick: int) -> None:
-        super().reset(tick)
-        self._chunks.clear()
-
-    def void(self, tick: int) -> None:
-        super().void(tick)
+    def void(self) -> None:
+        super().void()
         self._chunks.clear()
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
@@ -43,7 +39,7 @@ class EnsembleScheduler(AlignedScheduler):
         return mean.astype(np.float32), planned[-1][1]
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
-        return tick > running.chunk.first_tick
+        return True
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         super()._on_chunk(chunk, tick)

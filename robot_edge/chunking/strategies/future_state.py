@@ -15,10 +15,10 @@ class FutureStateScheduler(AlignedScheduler):
     """Asks one forecast delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
-    early waits for its first tick while the old one goes on; of one that is late the late actions are skipped. When
-    somebody else acts meanwhile the chunk is made for a state that never comes: it is dropped, and asked for again at
-    once. As long as they act nothing is foretold: chunks are asked for from the state as it is, so that there is
-    always a proposal to hand back to.
+    early waits for its first tick while the old one goes on; when that is used up the robot would only stand still, and
+    the chunk begins at once. Of one that is late the late actions are skipped. When somebody else acts meanwhile the
+    chunk is made for a state that never comes: it is dropped, and asked for again at once. As long as they act nothing
+    is foretold: chunks are asked for from the state as it is, so that there is always a proposal to compare with.
     """
 
     predictor: ActionPredictor
@@ -31,12 +31,13 @@ class FutureStateScheduler(AlignedScheduler):
         self._max_delay = max_delay
         super().__init__(tracker, predictor)
 
-    def reset(self, tick: int) -> None:
-        super().reset(tick)
+    def void(self) -> None:
+        super().void()
         self._next: ScheduledChunk | None = None
-        self._assumed_until = tick
+        self._assumed_until = 0
         """first tick of the newest request: until then it reckons with what will be executed"""
-        self._void = False
+        self._drifted = False
+        """what was asked for last is of no use"""
 
     def request_chunk(self, tick: int, observation: Observation) -> ChunkRequest | None:
         self._promote(tick)
@@ -46,26 +47,22 @@ class FutureStateScheduler(AlignedScheduler):
         self._promote(tick)
         return super().next_action(tick, observation)
 
-    def void(self, tick: int) -> None:
-        super().void(tick)
-        self._next, self._assumed_until = None, tick
-
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         super().on_executed(tick, action, waited)
         if tick < self._assumed_until and self.predictor.has_drifted:
             self.tracker.cancel()
             self._next = None
             self._assumed_until = tick
-            self._void = True
+            self._drifted = True
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         ends = min(running.start + self._execute_ticks, running.end)
-        return self._void or tick + self.tracker.delay.ticks >= ends
+        return self._drifted or tick + self.tracker.delay.ticks >= ends
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
-        # what was void once is not foretold again at once: a chunk for now can always be used
-        foretold = self.predictor.last_action_was_ours and not self._void
-        self._void = False
+        # what drifted once is not foretold again at once: a chunk for now can always be used
+        foretold = self.predictor.last_action_was_ours and not self._drifted
+        self._drifted = False
         ahead = min(self.tracker.delay.ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
         self.predictor.reset_drift()
@@ -79,8 +76,15 @@ class FutureStateScheduler(AlignedScheduler):
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
         if chunk.end > tick:
+            # What else was asked for reckons with other actions than these.
+            self.tracker.cancel()
             self._next = chunk
 
     def _promote(self, tick: int) -> None:
-        if self._next is not None and tick >= self._next.chunk.first_tick:
-            self._running, self._next = self._next, None
+        coming = self._next
+        if coming is None:
+            return
+        if tick >= coming.chunk.first_tick:
+            self._running, self._next = coming, None
+        elif self._running is None or tick >= self._running.end:
+            self._running, self._next = coming.starting_at(tick), None

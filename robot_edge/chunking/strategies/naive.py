@@ -15,4 +15,6 @@ class NaiveScheduler(AlignedScheduler):
         return tick + self.tracker.delay.ticks >= min(running.start + self._execute_ticks, running.end)
 
     def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
+        # Whatever else was asked for saw the robot before it began anew.
+        self.tracker.cancel()
         self._running = chunk.starting_at(tick)

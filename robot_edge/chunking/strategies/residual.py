@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _KEPT = 8
 """chunks whose latent and corrector are remembered"""
 
-_Key = tuple[int, int]
+_Key = tuple[int, int, int]
 
 
 class ResidualScheduler(ChunkScheduler):
@@ -61,11 +61,11 @@ class ResidualScheduler(ChunkScheduler):
         self._base.submit(reply, tick)
 
     def next_action(self, tick: int, observation: Observation) -> PlannedAction | None:
-        planned = self._base.next_action(tick, observation)
-        if planned is None:
+        planned, made = self._base.next_action(tick, observation), self._base.made
+        if planned is None or made is None:
             return None
         action, chunk = planned
-        helpers = self._helpers.get(_key(chunk))
+        helpers = self._helpers.get(_key(made))
         if helpers is None:
             return planned
         latent, corrector = helpers
@@ -85,11 +85,11 @@ class ResidualScheduler(ChunkScheduler):
             self._base.predictor.on_action_selected(tick, corrected, observation.state)
         return corrected, chunk
 
-    def on_executed(self, tick: int, action: np.ndarray, waited: bool = False) -> None:
+    def on_executed(self, tick: int, action: np.ndarray, waited: bool) -> None:
         self._base.on_executed(tick, action, waited)
 
-    def void(self, tick: int) -> None:
-        self._base.void(tick)
+    def void(self) -> None:
+        self._base.void()
 
     def _remember(self, chunk: ActionChunk, latent: np.ndarray, corrector: ResidualPolicy) -> None:
         misfit = _misfit(chunk, len(latent), corrector, len(self._low))
@@ -117,5 +117,5 @@ def _misfit(chunk: ActionChunk, latent_width: int, corrector: ResidualPolicy, ac
     return ""
 
 
-def _key(chunk: ActionChunk) -> _Key:
-    return chunk.observed_ns, chunk.version
+def _key(made: ActionChunk) -> _Key:
+    return made.first_tick, made.observed_ns, made.version

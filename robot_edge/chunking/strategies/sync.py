@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from robot_edge.chunking.scheduler import AlignedScheduler, PlannedAction, ScheduledChunk
+from robot_edge.chunking.scheduler import PlannedAction, ScheduledChunk
+from robot_edge.chunking.strategies.naive import NaiveScheduler
 from wire.types import Observation
 
 
-class SyncScheduler(AlignedScheduler):
+class SyncScheduler(NaiveScheduler):
     """Executes `execute_ticks` actions, then asks, and has no action until the answer is here.
 
     The robot stood still meanwhile, so the chunk begins with its action 0 when it arrives.
@@ -17,8 +18,3 @@ class SyncScheduler(AlignedScheduler):
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
         return tick >= min(running.start + self._execute_ticks, running.end)
-
-    def _on_chunk(self, chunk: ScheduledChunk, tick: int) -> None:
-        # whatever else was asked for saw the robot before it moved on
-        self.tracker.cancel()
-        self._running = chunk.starting_at(tick)

@@ -14,7 +14,7 @@ import pytest
 
 from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, known, make_camera, make_robot, read_config
-from hal.safety.limiter import rest_action
+from hal.safety.rest import rest_action
 from tests.hal.cameras.filming import write_video
 from tests.hal.drivers.recorded import record
 

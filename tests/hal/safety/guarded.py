@@ -14,9 +14,9 @@ from hal.safety.limiter import (
     limit_action,
     limit_numbers,
     limited_numbers,
-    rest_action,
     speeds_of,
 )
+from hal.safety.rest import rest_action
 from wire.errors import InvalidDataError
 from wire.types import CommandType, Dimension, RobotSpec
 

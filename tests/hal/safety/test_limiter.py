@@ -10,14 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.limiter import (
-    SafetyLimiter,
-    SafetyLimits,
-    compile_limits,
-    hold_action,
-    limit_action,
-    rest_action,
-)
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, compile_limits, hold_action, limit_action
+from hal.safety.rest import rest_action
 from tests.hal.safety.guarded import (
     ACTIONS,
     HZ,

@@ -52,9 +52,13 @@ class Tick:
     tick: int
     request: ChunkRequest | None
     action: np.ndarray | None
+    """the policy's, whoever acted"""
     chunk: ActionChunk | None
     delay_ticks: int
     executed: np.ndarray
+
+    waited: bool
+    """the robot stood still for want of an action"""
 
     @property
     def said(self) -> tuple[int, int] | None:
@@ -73,7 +77,7 @@ class Simulated:
     state: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))
     move: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda state, action: state
     takeover: dict[int, np.ndarray] = field(default_factory=dict)
-    """what somebody else does, by tick"""
+    """what somebody else does, by tick; the tick after it nobody acts, and then the plan is void"""
     limit: Callable[[np.ndarray], np.ndarray] = lambda action: action
 
     def __post_init__(self) -> None:
@@ -81,6 +85,7 @@ class Simulated:
         self._delay: int | None = 0
         self.coming: list[tuple[int, ChunkReply]] = []
         self.now = 0
+        self._interrupted = False
         self.rows: list[Tick] = []
         self.last = hold_action(self.spec, np.zeros(self.spec.action_dim, np.float32))
         self.scheduler.reset(0)
@@ -89,6 +94,7 @@ class Simulated:
         """A new episode; what is under way stays under way."""
         self.now = self.now if now is None else now
         self.scheduler.reset(self.now)
+        self._interrupted = False
         self.last = hold_action(self.spec, np.zeros(self.spec.action_dim, np.float32))
 
     def run(self, ticks: int) -> list[Tick]:
@@ -100,6 +106,9 @@ class Simulated:
 
     def _tick(self) -> Tick:
         tick = self.now
+        if self._interrupted and tick - 1 not in self.takeover:
+            self.scheduler.void()
+            self._interrupted = False
         observation = Observation(tick * self.spec.period_ns, np.array(self.state, np.float32), {}, "")
         self._deliver()
         request = self.scheduler.request_chunk(tick, observation)
@@ -111,12 +120,17 @@ class Simulated:
                 self.coming.append((tick + self._delay, self.policy(request)))
                 self._deliver()
         chosen = self.scheduler.next_action(tick, observation)
+        if tick in self.takeover:
+            self._interrupted = True
+        elif self._interrupted:
+            chosen = None
         action = hold_action(self.spec, self.last) if chosen is None else chosen[0]
         executed = np.asarray(self.takeover.get(tick, self.limit(action)), np.float32)
-        self.scheduler.on_executed(tick, executed, waited=chosen is None and tick not in self.takeover)
+        waited = chosen is None and tick not in self.takeover
+        self.scheduler.on_executed(tick, executed, waited)
         self.state = self.move(self.state, executed)
         self.last = executed
-        return Tick(tick, request, *(chosen or (None, None)), self.scheduler.delay_ticks, executed)
+        return Tick(tick, request, *(chosen or (None, None)), self.scheduler.delay_ticks, executed, waited)
 
     def _deliver(self) -> None:
         due = [reply for at, reply in self.coming if at <= self.now]
@@ -127,6 +141,30 @@ class Simulated:
 
 def asked(rows: list[Tick]) -> list[int]:
     return [row.tick for row in rows if row.request is not None]
+
+
+def on_time(rows: list[Tick]) -> bool:
+    """Whether each action is executed at the tick the oracle meant it for.
+
+    Later only by the ticks the robot waited since its chunk was to begin; earlier only where the robot would have stood
+    still until then.
+
+    `rows`: of one episode from its beginning, of a strategy with one running chunk.
+    """
+    by_tick, begun = {row.tick: row for row in rows}, {}
+    for row in rows:
+        if row.said is None:
+            continue
+        meant, of = row.said
+        request, start = by_tick[of].request, begun.setdefault(of, row.tick)
+        assert request is not None
+        shift = sum(by_tick[tick].waited for tick in range(request.first_tick, start))
+        before = by_tick[start - 1].chunk if start > rows[0].tick else None
+        if start < request.first_tick and (before is None or before.first_tick + len(before.actions) <= start):
+            shift = start - request.first_tick
+        if meant + shift != row.tick:
+            return False
+    return True
 
 
 def starved(rows: list[Tick]) -> list[int]:

@@ -29,8 +29,9 @@ def restless(request: ChunkRequest) -> ChunkReply:
     return reply_to(request, rng.uniform(-1.5, 1.5, (16, 1)).astype(np.float32))
 
 
-def simulate(delays: list[int | None], policy=restless, **options) -> Simulated:
-    scheduler = make_scheduler(ChunkingConfig("future_state"), LINE, TRAINED, SpecMotion(LINE), **options)
+def simulate(delays: list[int | None], policy=restless, timeout_ticks: int = 40, **options) -> Simulated:
+    config = ChunkingConfig("future_state", timeout_ticks=timeout_ticks)
+    scheduler = make_scheduler(config, LINE, TRAINED, SpecMotion(LINE), **options)
     return Simulated(
         scheduler, delays, LINE, policy, np.zeros(2, np.float32), drive, limit=lambda action: np.clip(action, -1, 1)
     )
@@ -49,7 +50,8 @@ def at(simulated: Simulated, ticks: int) -> dict[int, float]:
 def test_the_state_asked_for_is_the_state_that_comes(delays: list[int | None]) -> None:
     simulated = simulate(delays)
     places = at(simulated, 150)
-    requests = [row.request for row in simulated.rows if row.request]
+    # the first chunk of all begins as soon as it is here, for the robot waits
+    requests = [row.request for row in simulated.rows[1:] if row.request]
     assert len(requests) > 10
     assert max(abs(places[r.tick] - places[r.first_tick]) for r in requests[:-2]) > 0.5 or delays == [0]
     for request in requests:
@@ -103,6 +105,18 @@ def test_limits_of_motion_are_reckoned_with() -> None:
     assert compared > 10
 
 
+def test_a_late_answer_that_is_used_makes_what_reckoned_without_it_void() -> None:
+    simulated = simulate([3, 3, 3, 12, 8, 3], timeout_ticks=10)
+    rows = simulated.run(80)
+    late, foretold, after = [row.request for row in rows if row.request][3:6]
+    assert foretold.tick == late.tick + 10 and foretold.first_tick > late.tick + 12
+    # the answer that was given up begins before the chunk that reckoned with a robot without actions
+    used = {row.chunk.observed_ns for row in rows if row.chunk}
+    assert late.observation.time_ns in used
+    assert foretold.observation.time_ns not in used
+    assert after.tick >= late.tick + 12 and after.observation.time_ns in used
+
+
 class TestSomebodyElseActs:
     def test_what_was_asked_for_is_void_and_asked_again_at_once(self) -> None:
         simulated = simulate([6])
@@ -110,17 +124,31 @@ class TestSomebodyElseActs:
         while simulated.rows[-1].request is None:
             simulated.run(1)
         void = simulated.rows[-1].request
-        now = simulated.now
-        simulated.takeover = {now: np.ones(1), now + 1: np.ones(1)}
-        rows = simulated.run(20)
+        simulated.takeover = dict.fromkeys(range(simulated.now, simulated.now + 12), np.ones(1))
+        rows = simulated.run(12)
         assert rows[0].request is None
         again = rows[1].request
         assert again is not None
         assert again.first_tick == again.tick
         assert again.state[0] == again.observation.state[0]
-        used = {row.chunk.first_tick for row in rows if row.chunk}
-        assert void.first_tick not in used
-        assert again.first_tick in used
+        used = {row.chunk.observed_ns for row in rows if row.chunk}
+        assert void.observation.time_ns not in used
+        assert again.observation.time_ns in used
+
+    def test_after_them_the_robot_waits_for_a_chunk_from_where_it_is(self) -> None:
+        simulated = simulate([6])
+        simulated.run(40)
+        simulated.takeover = dict.fromkeys(range(40, 52), np.ones(1))
+        rows = simulated.run(12)
+        assert rows[-1].action is not None
+        after = simulated.run(20)
+        # the first tick nobody acts at shows that they have handed back
+        assert [row.tick for row in after if row.waited] == [*range(52, 59)]
+        request = after[1].request
+        assert request is not None and request.state[0] == request.observation.state[0]
+        begins = next(row for row in after if row.action is not None)
+        assert begins.chunk is not None and begins.chunk.observed_ns == request.observation.time_ns
+        assert begins.chunk.first_tick == begins.tick
 
     def test_there_is_always_a_proposal_to_hand_back_to(self) -> None:
         simulated = simulate([6])

@@ -39,7 +39,7 @@ def test_a_request_says_for_how_long_the_robot_has_moved(strategy: Strategy, don
         scheduler.next_action(tick, seen)
         # A driver may give the same array at every tick.
         action[:] = numbers
-        scheduler.on_executed(tick, action)
+        scheduler.on_executed(tick, action, waited=False)
         # standing still: no delta, and the gripper as it was
         still = not action[:3].any() and (last is None or action[3] == last)
         moved, last = 0 if still else moved + 1, float(action[3])

@@ -21,8 +21,10 @@ def test_plans_are_shorter_and_keep_their_ticks() -> None:
     for row in rows[2:]:
         index = row.tick - row.chunk.first_tick
         # index i of a chunk stands for actions 2i and 2i + 1; of absolute ones the last counts
-        assert row.said[0] == row.chunk.first_tick + 2 * index + 1
+        assert row.said[0] == row.said[1] + 2 * index + 1
+    # the first chunk begins when it is here, the others when they were asked for
     assert [row.tick for row in rows if row.request] == [0, 4, 8, 12, 16]
+    assert [row.chunk.first_tick for row in (rows[2], rows[6], rows[10])] == [2, 4, 8]
 
 
 def test_the_state_asked_for_is_where_the_faster_robot_will_be() -> None:
@@ -60,5 +62,5 @@ def test_a_prefix_is_at_the_pace_the_policy_knows() -> None:
     for row in late:
         prefix = row.request.prefix
         assert prefix.committed == len(prefix.actions) == 4
-        running = rows[row.tick - 1].chunk.first_tick
-        assert prefix.actions[:, 0].tolist() == [running + 2 * (row.tick - running) + i for i in range(4)]
+        running, made_for = rows[row.tick - 1].chunk.first_tick, rows[row.tick - 1].said[1]
+        assert prefix.actions[:, 0].tolist() == [made_for + 2 * (row.tick - running) + i for i in range(4)]

@@ -10,7 +10,7 @@ from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, RequestTracker
 from robot_edge.chunking.strategies.ensemble import EnsembleScheduler
-from tests.robot_edge.chunking.simulated import LOST, SPEC, Simulated, asked, oracle, starved
+from tests.robot_edge.chunking.simulated import LOST, SPEC, Simulated, asked, on_time, oracle, starved
 from wire.types import PolicyCapabilities
 
 EVERYTHING = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True, residual_trained=True)
@@ -67,21 +67,36 @@ def test_naive_switches_when_the_answer_comes(delay: int) -> None:
 def test_aligned_skips_what_is_late() -> None:
     rows = Simulated(make("aligned"), [3]).run(24)
     assert asked(rows) == [0, 8, 16]
-    assert [row.said for row in rows] == [None] * 3 + [(t, (t - 3) // 8 * 8) for t in range(3, 24)]
+    # nothing is late where the robot stood still: the first chunk begins with its first action
+    first = [(t - 3, 0) for t in range(3, 11)]
+    assert [row.said for row in rows] == [None] * 3 + first + [(t, (t - 3) // 8 * 8) for t in range(11, 24)]
 
 
 @pytest.mark.parametrize(("delay", "every", "gap"), [(0, 8, 0), (1, 8, 0), (8, 8, 0), (10, 10, 4), (12, 12, 8)])
 def test_aligned_needs_a_horizon_of_twice_the_delay(delay: int, every: int, gap: int) -> None:
     rows = Simulated(make("aligned"), [delay]).run(delay + 10 * every)
     assert asked(rows)[:10] == [k * every for k in range(10)]
-    assert all(row.said[0] == row.tick for row in rows if row.said)
-    # a chunk lasts until 16 ticks after it was asked for, the next one comes 2 * delay after that
-    assert len(starved(rows)) == 9 * gap or len(starved(rows)) == 10 * gap
+    assert on_time(rows)
+    # a chunk lasts until 16 ticks after it was asked for, the next one comes 2 * delay after that; what the robot waits
+    # for a chunk is not skipped of it, so the one after it comes in time
+    assert len(starved(rows)) == 5 * gap
+
+
+@pytest.mark.parametrize("strategy", ["aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained", "residual"])
+def test_no_action_is_spent_while_the_robot_waits_in_mid_episode(strategy: str) -> None:
+    simulated = Simulated(make(strategy, timeout_ticks=60), [0, LOST])
+    simulated.run(18)
+    waits = simulated.rows[-1]
+    assert waits.waited and waits.action is None, "the only chunk is used up and the next one lost"
+    again = next(row.request for row in simulated.run(70) if row.request)
+    simulated.coming.append((simulated.now + 5, oracle(again)))
+    rows = simulated.run(12)
+    assert [row.said for row in rows] == [None] * 5 + [(again.first_tick + i, again.tick) for i in range(7)]
 
 
 def test_aligned_asks_in_time_when_the_horizon_is_short() -> None:
     rows = Simulated(make("aligned"), [5], policy=lambda request: oracle(request, 12)).run(60)
-    assert asked(rows)[:4] == [0, 7, 14, 21]
+    assert asked(rows)[:4] == [0, 8, 15, 22]
     assert starved(rows) == []
 
 
@@ -89,7 +104,7 @@ def test_aligned_asks_in_time_when_the_horizon_is_short() -> None:
 def test_future_state_begins_each_chunk_at_its_first_action(delay: int) -> None:
     rows = Simulated(make("future_state"), [delay]).run(80)
     assert starved(rows) == []
-    assert all(row.said[0] == row.tick for row in rows if row.said)
+    assert on_time(rows)
     later = [row for row in rows if row.request is not None][2:]
     assert {row.request.first_tick - row.tick for row in later} == {delay}
     # eight actions of each chunk, from its first one on
@@ -117,26 +132,29 @@ def test_an_early_chunk_waits_for_its_moment() -> None:
     assert rows[quick.first_tick].delay_ticks == 1
 
 
-@pytest.mark.parametrize(("delay", "committed"), [(0, 0), (1, 1), (3, 3), (8, 8), (12, 4)])
-def test_rtc_commits_what_will_be_executed_meanwhile(delay: int, committed: int) -> None:
+@pytest.mark.parametrize("delay", [0, 1, 3, 8, 12])
+def test_rtc_commits_what_will_be_executed_meanwhile(delay: int) -> None:
     trained = Simulated(make("rtc_trained"), [delay]).run(60)
     guided = Simulated(make("rtc_guided"), [delay]).run(60)
     for rows in (trained, guided):
-        assert all(row.said[0] == row.tick for row in rows if row.said)
+        assert on_time(rows)
         assert next(row.request for row in rows if row.request).prefix is None
-    late = [row for row in trained[1:] if row.request]
-    for row in late:
-        prefix = row.request.prefix
-        assert (prefix.committed if prefix else 0) == committed
-        if prefix:
-            assert prefix.actions[:, 0].tolist() == [row.tick + i for i in range(committed)]
-            assert not prefix.guided
-    for row in (row for row in guided[1:] if row.request):
-        prefix = row.request.prefix
-        # everything that is left of the running chunk goes along
-        left = 8 if delay <= 8 else 4
-        assert (prefix.committed, len(prefix.actions), prefix.guided) == (committed, left, True)
-        assert prefix.actions[0, 0] == row.tick
+    for rows, guides in ((trained, False), (guided, True)):
+        lengths = []
+        for row in (row for row in rows[1:] if row.request):
+            prefix, running = row.request.prefix, rows[row.tick - (delay == 0)].chunk
+            left = running.actions[row.tick - running.first_tick :]
+            lengths.append(len(left))
+            committed = min(delay, 8, len(left))
+            # of a guided one everything that is left of the running chunk goes along
+            actions = left if guides else left[:committed]
+            assert (prefix.committed if prefix else 0) == committed
+            if prefix:
+                assert prefix.actions.tolist() == actions.tolist()
+                assert prefix.guided is guides
+        # a chunk that comes later than the running one lasts, and the one after it, for which the robot waited
+        assert lengths == ([8 + delay] + [8] * (len(lengths) - 1) if delay <= 8 else [16, 4, 12, 4])
+        assert len(lengths) >= 4
 
 
 def test_rtc_commits_no_more_than_training_knew() -> None:
@@ -148,10 +166,11 @@ def test_rtc_commits_no_more_than_training_knew() -> None:
 def test_the_ensemble_weighs_the_oldest_most() -> None:
     rows = Simulated(EnsembleScheduler(RequestTracker(SPEC, ChunkingConfig()), m=0.5), [2]).run(20)
     assert asked(rows) == [0, *range(2, 20, 2)]
-    assert all(row.action[0] == pytest.approx(row.tick) for row in rows if row.action is not None)
+    # the first one, which the robot waited two ticks for, is over at 18
+    assert all(row.action[0] == pytest.approx(row.tick) for row in rows[18:])
     # at tick 7 there are the chunks asked for at 0, 2 and 4
     weights = np.exp(-0.5 * np.arange(3))
-    assert rows[7].action[1] == pytest.approx(weights @ [0, 2, 4] / weights.sum())
+    assert rows[7].action.tolist() == pytest.approx(weights @ [[5, 0], [7, 2], [7, 4]] / weights.sum())
     assert rows[7].chunk.first_tick == 4
 
 

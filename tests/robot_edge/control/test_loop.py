@@ -271,6 +271,10 @@ def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:
     assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.storage)
     bench.uplink.send(Nack(""))
     bench.tick(2)
+    # What was planned when the robot was stopped is not for a robot that stood still meanwhile.
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_action)
+    assert bench.asked[-1].tick == bench.loop._tick
+    bench.tick()
     assert bench.loop.mode is Mode.policy
 
 

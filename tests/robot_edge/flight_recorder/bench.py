@@ -172,15 +172,19 @@ def shared(bench: Bench, path: Path, keep_s: float) -> None:
 
 
 def eventful(directory: Path, **config: float) -> Bench:
-    """Episodes with late answers, the scripted operator, a person, an e-stop, NaN from a joint, lines that are full."""
+    """Episodes with late answers, the scripted operator, a person, skipped periods, an e-stop, NaN from a joint, lines
+    that are full.
+    """
     fake = replace(FAKE, faults=Faults(nan_state=True, from_tick=45))
     bench = Bench(directory, fake, operated=True, **config).fly(3).ready().fly(30)
     bench.say("take_over")
     for _ in range(5):
         bench.say("command", 0.0, 0.0, 0.3, 0.0).fly(1)
-    bench.say("hand_back").fly(20).say("estop").fly(6).say("release_estop", stop="web").say("start").fly(8)
+    bench.say("hand_back").fly(12)
+    bench.clock.advance(4 * bench.robot.spec.period_ns)
+    bench.fly(8).say("estop").fly(6).say("release_estop", stop="web").say("start").fly(8)
     bench.inf.full = True
-    bench.fly(8)
+    bench.fly(12)
     bench.inf.full, bench.up.full = False, True
     bench.fly(26)
     bench.up.full = False

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.segments import SegmentBuilder, Spool
 from tests import samples
 from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
+from wire.messages.gateway import RecordedChunk, Segment
 
 
 def test_first_in_first_out_until_forgotten(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_path_below_a_file_says_what_is_wrong(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.segments import SegmentBuilder, Spool
 from tests import samples
 spool = Spool(Path(sys.argv[1]))
 start = int(sys.argv[2])
@@ -130,3 +132,29 @@ def test_what_it_counts_is_what_lies_in_it(tmp_path: Path) -> None:
     again = Spool(path)
     assert (len(again), again.steps_recorded, again.newest) == counts
     again.close()
+
+
+def test_the_ticks_of_a_segment_follow_each_other() -> None:
+    """Of a skipped period, or a tick without a valid observation, there is no step."""
+    builder = SegmentBuilder(samples.episode(), 4)
+    found: list[Segment | None] = []
+    ticks = [0, 1, 2, 5, 6, 7, 8, 9, 20]
+    for tick in ticks:
+        if tick in (0, 6):
+            builder.frame("front", 10 * tick + 1, samples.image(tick))
+        chunk = RecordedChunk(tick, 1, np.zeros((4, 4), np.float32), 0, 0, 0.0) if tick in (2, 5) else None
+        found.append(builder.step(samples.step(tick, frame_ns=1 if tick < 6 else 61), chunk))
+    found.append(builder.end("success", 1_000))
+    segments = [segment for segment in found if segment is not None]
+    assert [(s.first_tick, s.steps, s.last) for s in segments] == [
+        (0, 3, False),
+        (5, 4, False),
+        (9, 1, False),
+        (20, 1, True),
+    ]
+    stored = [(s.first_tick + i, float(s.state[i, 0])) for s in segments for i in range(s.steps)]
+    assert stored == [(tick, float(np.float32(tick / 1000))) for tick in ticks]
+    assert [s.index for s in segments] == [0, 1, 2, 3]
+    # each frame once, with the first segment that saw it; each chunk with the step that began it
+    assert [s.frames["front"].times_ns.tolist() for s in segments] == [[1], [61], [], []]
+    assert [[chunk.first_tick for chunk in s.chunks] for s in segments] == [[2], [5], [], []]

@@ -16,7 +16,8 @@ from hal.drivers.metaworld.robot import (
 )
 from hal.drivers.metaworld.tasks import PIXEL_TASKS, STATE_TASKS
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
-from hal.safety.limiter import SafetyLimiter, rest_action
+from hal.safety.limiter import SafetyLimiter
+from hal.safety.rest import rest_action
 from tests.extras import needs
 
 pytestmark = needs("metaworld")
