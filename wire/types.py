@@ -95,15 +95,11 @@ class OperatorCommandKind(StrEnum):
 
     take_over = "take_over"
     hand_back = "hand_back"
-    command = "command"
-    """act so until the next command"""
+    command = "command"  # act so until the next command
     estop = "estop"
-    release_estop = "release_estop"
-    """take back the stop that the command names: with the last one the robot is ready to be started"""
+    release_estop = "release_estop"  # the stop that the command names
     start = "start"
-    """a robot that was stopped may move again"""
-    drop_link = "drop_link"
-    """whoever drove it vanished: hold"""
+    drop_link = "drop_link"  # whoever drove it vanished: hold
 
 
 class Dimension(msgspec.Struct, frozen=True):

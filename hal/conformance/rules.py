@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from hal.conformance.report import CheckOutcome
-from hal.interfaces.robot import Feedback, Robot
+from hal.interfaces.robot import Feedback, HoldingRobot, Robot
 from hal.safety.limiter import hold_action, limit_action
 from hal.safety.rest import rest_action
 from wire.clock import Clock
-from wire.errors import ConfigError, FleetError, InvalidDataError
+from wire.errors import ConfigError, FleetError, InvalidDataError, RobotMovingError
 from wire.types import CameraSpec, CommandType, Frame, Observation, RobotSpec
 
 _SCALE, _GENTLE_SCALE = 0.5, 0.05
@@ -193,7 +193,15 @@ class Rules:
 
     def start(self, robot: Robot) -> None:
         robot.connect()
-        robot.reset(self.task, 0)
+        self._reset(robot, 0)
+
+    def _reset(self, robot: Robot, seed: int) -> None:
+        while isinstance(robot, HoldingRobot):
+            try:
+                return robot.reset(self.task, seed)
+            except RobotMovingError:
+                robot.hold()
+        return robot.reset(self.task, seed)
 
     def wait(self, spec: RobotSpec) -> None:
         """One control period."""
@@ -225,7 +233,7 @@ class Rules:
             self.wait(robot.spec)
 
     def _trajectory(self, robot: Robot, seed: int) -> np.ndarray:
-        robot.reset(self.task, seed)
+        self._reset(robot, seed)
         rows = []
         for tick in range(self.ticks):
             rows.append(robot.read().state)

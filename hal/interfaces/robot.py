@@ -79,6 +79,7 @@ class StoppableRobot(Protocol):
         ...
 
 
+@runtime_checkable
 class HoldingRobot(Robot, Protocol):
     """A robot behind its limits: `hal.safety.limited_robot`, also in another process."""
 

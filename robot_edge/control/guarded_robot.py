@@ -199,6 +199,11 @@ class GuardedRobot:
         """Whether somebody stops it, also if it has not heard of it yet."""
         return self._unheard_stop or bool(self.stop_state.stops)
 
+    @property
+    def stop_conditions(self) -> dict[str, bool]:
+        """Who stops it, as `ControlConditions` has it."""
+        return {"estop": self.stopped, "ready": self.stop_state.ready}
+
     def give_orders(self, orders: deque[OperatorCommand]) -> None:
         """Pass on what people said of stopping and starting it, in this order; what it does not hear stays there."""
         while orders and self._give_order(orders[0]):

@@ -82,7 +82,7 @@ class ControlLoop:
         """the newest valid observation of this scene"""
         self._executed = np.zeros(robot.spec.action_dim, np.float32)
         self._still = True
-        """what the robot did with the last command of this scene, as it said; and whether it stands"""
+        """what the robot did with its last command, as it said, and whether it stands"""
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
@@ -177,11 +177,11 @@ class ControlLoop:
 
     def _at_rest(self) -> bool:
         """Between two episodes: slow the robot down within its limits; whether it stands still."""
-        if self._seen is None or self._still:
-            return True
-        self._apply(None)
-        self._decide(resetting=True)
-        return False
+        if self._seen is not None and not self._still:
+            self._apply(None)
+            self._decide(resetting=True)
+            return False
+        return True
 
     def _start_episode(self) -> bool:
         """Begin the job's next episode if nothing forbids it; else name the hold."""
@@ -300,9 +300,8 @@ class ControlLoop:
         )
 
     def _decide(self, **known: Any) -> None:
-        """Who is in control, with what is `known` of `ControlConditions` besides who stops the robot."""
-        driver = self.driver
-        self.mode, self.hold = decide(ControlConditions(estop=driver.stopped, ready=driver.stop_state.ready, **known))
+        """Who is in control, from what is `known` of `ControlConditions` and from who stops the robot."""
+        self.mode, self.hold = decide(ControlConditions(**self.driver.stop_conditions, **known))
 
     def _select(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> np.ndarray | None:
         """float32[da]: what whoever is in control proposes, None for a hold."""

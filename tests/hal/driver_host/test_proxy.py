@@ -22,7 +22,7 @@ from hal.interfaces.robot import Feedback, Robot, Teleoperator
 from hal.safety.limiter import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
 from wire.clock import ManualClock
-from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, SpecMismatchError
+from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, RobotMovingError, SpecMismatchError
 from wire.types import CommandType, Dimension, Observation, RobotSpec
 
 CONFIG = FakeConfig(control_hz=HZ, image_px=16, preview_px=24)
@@ -208,10 +208,14 @@ def test_while_it_resets_and_before_the_first_command_nothing_is_held(place: Pat
         robot.connect()
         robot.reset("go-left", 1)
         robot.write(np.array([0.5, 0, 0, 0], np.float32))
+        with pytest.raises(RobotMovingError, match="hold it first"):
+            robot.reset("go-left", 2)
+        robot.hold()
         robot.reset("go-left", 2)
+        before = len(driver.executed)
         time.sleep(4 * PERIOD_S)
         assert robot.read().task
-        assert len(driver.executed) == 1
+        assert len(driver.executed) == before
 
 
 def test_hold_brakes_within_the_acceleration_limit(place: Path) -> None:

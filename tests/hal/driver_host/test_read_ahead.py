@@ -119,6 +119,7 @@ def test_after_a_refused_command_the_reading_that_was_expected_answers_nothing_e
         driver.refuses = False
         move = np.array([0.5, 0, 0, 0], np.float32)
         assert robot.write(move).executed.tolist() == move.tolist()
+        robot.hold()
         robot.reset("go-right", 2)
         assert "right" in robot.read().task
 
@@ -153,5 +154,6 @@ def test_in_any_order_of_calls_each_answer_is_that_of_its_call(place: Path, seed
                 time.sleep(0.003)
             else:
                 again = int(rng.integers(9))
+                robot.hold()
                 for each in (robot, twin):
                     each.reset("go-left", again)
