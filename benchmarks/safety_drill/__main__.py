@@ -96,7 +96,8 @@ def measure(quick: bool, ticks: int = 0) -> Result:
         }
         for strategy in STRATEGIES
         for limited in (False, True)
-        if (row := rows.get((strategy, limited))) is not None
+        for row in [rows.get((strategy, limited), Counter())]
+        if row
     ]
     unseen = [one["without it"] for one in mutations if one["seen after ticks"] is None]
     goals = [

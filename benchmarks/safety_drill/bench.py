@@ -135,6 +135,7 @@ class Bench:
         self._stop_number = 0
         self._said_stops: list[str] = []
         self._bursty = False
+        self._replayed: OperatorCommand | None = None
         self._coming: list[tuple[int, ChunkReply]] = []
         self._driving = ""
         self._sequence = 0
@@ -243,7 +244,13 @@ class Bench:
             self._sequence += 1
             speed = -float(self.rng.uniform(0.2, 1.0)) * (self.plant.state[1] > -1.2)
             action = (float(self.plant.state[0]), speed * CALM[1] * PERIOD_S, 0.3 * speed)
-            self.uplink.send(OperatorCommand("drill", "command", action, self._sequence, self._driving or "web-9"))
+            who, now_ns = self._driving or "web-9", self.clock.now_ns()
+            command = OperatorCommand("drill", "command", action, self._sequence, who, captured_ns=now_ns)
+            self.uplink.send(command)
+            if self.rng.random() < 0.05:
+                self._replayed = command
+        if self._replayed is not None and self.rng.random() < 0.1:
+            self.uplink.send(self._replayed)
         if self._driving:
             self.truth.holder, self.truth.commanded_ns = "human", self.clock.now_ns()
 

@@ -80,7 +80,7 @@ class Plant:
         self.spec, self.truth, self.limited = SPEC, truth, limited
         self.sees_jumps = not limited
         """whether every chunk goes on where the robot is, and nothing hides it if one does not"""
-        self.state = np.zeros(3)
+        self.state: np.ndarray = np.zeros(3)
         self.violations: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.writes = 0
@@ -88,7 +88,7 @@ class Plant:
         self.refuses = 0
         self._clock = clock
         self._target = 0.0
-        self._speed = np.zeros(3)
+        self._speed: np.ndarray = np.zeros(3)
         self._pictures = 0
         self._frame = Frame(0, np.zeros((8, 8, 3), np.uint8))
         self._good_ns = self._camera_ns = -(10**12)

@@ -77,7 +77,7 @@ class DriverServer:
         latch = StopLatch(stop_file)
         self.robot = LimitedRobot(robot, safety, latch)
         self._wake, self._woken = socket.socketpair()
-        self.robot.on_stop = lambda: self._wake.send(b"!")
+        self.robot.on_stop = self._wake_up
         self._what = f"robot '{robot.spec.embodiment}'"
         self._path = path
         self._operator = operator
@@ -95,6 +95,9 @@ class DriverServer:
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
         self._stops = StopListener(path, self.robot, latch.save)
+
+    def _wake_up(self) -> None:
+        self._wake.send(b"!")
 
     @property
     def _silence(self) -> str:

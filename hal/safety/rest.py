@@ -17,7 +17,7 @@ def rest_action(spec: RobotSpec, state: np.ndarray, limits: SafetyLimits | None 
     """
     known = {d.name: float(value) for d, value in zip(spec.state, state, strict=True)}
     if limits is not None:
-        known |= {mapping.action: known[mapping.state] / mapping.gain for mapping in limits.moves} | limits.rest
+        known |= {mapping.action: known[mapping.state] / mapping.gain for mapping in limits.moves} | dict(limits.rest)
     still = [known.get(d.name, 0.0) if d.meaning is CommandType.absolute else 0.0 for d in spec.action]
     return limit_action(spec, np.array(still, np.float32))
 

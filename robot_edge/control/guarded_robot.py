@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -200,7 +200,7 @@ class GuardedRobot:
         return self._unheard_stop or bool(self.stop_state.stops)
 
     @property
-    def stop_conditions(self) -> dict[str, bool]:
+    def stop_conditions(self) -> dict[str, Any]:
         """Who stops it, as `ControlConditions` has it."""
         return {"estop": self.stopped, "ready": self.stop_state.ready}
 

@@ -32,7 +32,7 @@ class OperatorOverride:
         self._command: np.ndarray | None = None
         self._last: np.ndarray | None = None
         self._keeps = self._absolute.copy()
-        self._received_ns = 0
+        self._captured_ns = 0
 
     def handle_command(self, command: OperatorCommand) -> bool:
         """True when it is a new takeover."""
@@ -66,7 +66,7 @@ class OperatorOverride:
         `executed`, float32[da], is what the robot did last: dimensions that are set rather than moved (a gripper) keep
         it until the person changes them.
         """
-        if self._command is None or self._clock.now_ns() - self._received_ns > COMMAND_FRESH_S * 1e9:
+        if self._command is None or self._clock.now_ns() - self._captured_ns > COMMAND_FRESH_S * 1e9:
             return None
         return np.where(self._keeps, executed, self._command)
 
@@ -80,6 +80,10 @@ class OperatorOverride:
                 self._spec.action_dim,
             )
             return
+        captured_ns = command.captured_ns or self._clock.now_ns()
+        if captured_ns < self._captured_ns:
+            # It was overtaken on its way.
+            return
         self.linked = True
         set_by_person = self._absolute & (action != self._last) if self._last is not None else self._absolute & False
         self._keeps = self._keeps & ~set_by_person
@@ -87,4 +91,4 @@ class OperatorOverride:
         acts = np.any(action[~self._absolute] != 0) or np.any(set_by_person)
         self._command = action if acts else None
         self._last = action
-        self._received_ns = self._clock.now_ns()
+        self._captured_ns = captured_ns

@@ -285,6 +285,8 @@ class OperatorCommand(Message, frozen=True, eq=False):
     operator: str = "web"
     stop: str = ""
     """with `estop` and `release_estop`: which stop, by an id that nobody gives twice"""
+    captured_ns: int = 0
+    """with `command`: when the person did it, by the clock of whoever receives this; 0: just now"""
 
 
 class Stop(Message, frozen=True, eq=False):
