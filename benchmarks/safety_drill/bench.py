@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.safety_drill.plant import CALM, LIMITS, OPEN, PERIOD_S, SPEC, Plant, Truth
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
@@ -70,9 +70,9 @@ class Host:
     def connect(self) -> None:
         self.robot.connect()
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         self.watched.end_scene()
-        self.robot.reset(task, seed)
+        return self.robot.reset(task, seed)
 
     def read(self) -> Observation:
         return self.robot.read()
@@ -125,7 +125,7 @@ class Bench:
         limited = seed // len(STRATEGIES) % 2 == 0
         self.strategy = STRATEGIES[seed % len(STRATEGIES)]
         self.limits = LIMITS if limited else OPEN
-        self.plant = Plant(self.clock, self.truth, limited)
+        self.plant = Plant(self.clock, self.truth, limited, moves_to_rest=seed // (2 * len(STRATEGIES)) % 2 == 1)
         # by its definition it begins late actions from the first one
         self.plant.sees_jumps &= self.strategy != "naive"
         self.host = Host(self.plant, self.clock)

@@ -17,8 +17,8 @@ from hal.safety.limiter import SafetyLimiter, limit_action
 from hal.safety.stop_latch import StopLatch
 from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
 from robot_edge.control import operator_override
-from robot_edge.control.guarded_robot import ObservationMonitor
 from robot_edge.control.mode import NO_HOLD
+from robot_edge.control.observation_checks import ObservationMonitor
 from robot_edge.control.operator_override import OperatorOverride
 from wire.messages.gateway import OperatorCommand
 from wire.stop_state import StopState

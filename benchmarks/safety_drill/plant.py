@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limiter import SafetyLimits
 from wire.clock import ManualClock
 from wire.errors import RobotError
@@ -75,8 +75,9 @@ class Truth:
 class Plant:
     """Keeps the `Robot` protocol. What goes wrong with it is set from outside, for a number of readings."""
 
-    def __init__(self, clock: ManualClock, truth: Truth, limited: bool) -> None:
-        """`limited`: by `LIMITS`, else by `OPEN`."""
+    def __init__(self, clock: ManualClock, truth: Truth, limited: bool, moves_to_rest: bool) -> None:
+        """`limited`: by `LIMITS`, else by `OPEN`; `moves_to_rest`: episodes begin in a pose it has to reach."""
+        self.moves_to_rest = moves_to_rest
         self.spec, self.truth, self.limited = SPEC, truth, limited
         self.sees_jumps = not limited
         """whether every chunk goes on where the robot is, and nothing hides it if one does not"""
@@ -105,16 +106,19 @@ class Plant:
         """Stops, as a driver must."""
         self._speed[:] = 0
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         if not self.truth.started or self.truth.stops:
             self._violate("reset while stopped", "")
         if np.any(self._speed != 0):
             self._violate("reset in motion", str(self._speed))
         rng = np.random.default_rng(seed)
+        if self.moves_to_rest:
+            return RestPose(np.array([rng.uniform(-60, 60), 0, 0], np.float32), 0.15, 0.02)
         self.state = rng.uniform([-60, -0.5, -0.5], [60, 0.5, 0.5])
         self._target = float(np.float32(self.state[0]))
         self.state[0] = self._target
         self._speed[:] = 0
+        return None
 
     def read(self) -> Observation:
         now_ns = self._clock.now_ns()

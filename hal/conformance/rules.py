@@ -198,10 +198,11 @@ class Rules:
     def _reset(self, robot: Robot, seed: int) -> None:
         while isinstance(robot, HoldingRobot):
             try:
-                return robot.reset(self.task, seed)
+                robot.reset(self.task, seed)
+                return
             except RobotMovingError:
                 robot.hold()
-        return robot.reset(self.task, seed)
+        robot.reset(self.task, seed)
 
     def wait(self, spec: RobotSpec) -> None:
         """One control period."""

@@ -22,7 +22,7 @@ from hal.driver_host.protocol import (
     socket_address,
 )
 from hal.driver_host.stop_line import StopOrder, send_order
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limiter import limit_action
 from wire.errors import RobotDisconnectedError, RobotError
 from wire.stop_state import StopState
@@ -89,10 +89,11 @@ class RobotProxy:
             self._attach()
         self._call("connect", self._slow_call_s)
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         """As `Robot.reset`; the host waits with it, its watchdog does not bite meanwhile."""
         self._proposed = None
-        self._call("reset", self._slow_call_s, task=task, seed=seed)
+        rest = self._call("reset", self._slow_call_s, task=task, seed=seed).rest
+        return None if rest is None else RestPose(np.frombuffer(rest[0], np.float32), rest[1], rest[2])
 
     def read(self) -> Observation:
         """As `Robot.read`. Images lie in shared memory (`SharedFrame`) for a second, previews until the next read.

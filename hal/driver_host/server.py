@@ -274,7 +274,10 @@ class DriverServer:
             case "reset":
                 self._end_scene()
                 with yielding():
-                    self.robot.reset(request.task, request.seed)
+                    pose = self.robot.reset(request.task, request.seed)
+                if pose is not None:
+                    rest = np.asarray(pose.action, np.float32).tobytes(), pose.speed, pose.tolerance
+                    return Reply(number, rest=rest)
             case "close":
                 self._end_scene()
                 self.robot.close()

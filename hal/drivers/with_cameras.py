@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from hal.interfaces.camera import Camera
-from hal.interfaces.robot import Feedback, Robot, Teleoperator
+from hal.interfaces.robot import Feedback, RestPose, Robot, Teleoperator
 from hal.registry import CAMERAS, make_camera, make_operator, make_robot, read_config
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, FleetError, RobotError
@@ -103,18 +103,19 @@ class CameraRobot:
             self.close()
             raise
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         """Reset the robot and wait for a picture of each camera that was taken after that.
 
         Raises `RobotError` when a camera gives none, and what the robot raises.
         """
         self._ready = False
-        self.inside.reset(task, seed)
+        pose = self.inside.reset(task, seed)
         begun_ns = time.monotonic_ns()
         for name, camera in self._cameras.items():
             self._frames[name].clear()
             self._wait_for(name, camera, begun_ns)
         self._ready = True
+        return pose
 
     def read(self) -> Observation:
         """The robot's observation with the cameras' pictures. Raises `RobotError` when robot or camera has failed."""

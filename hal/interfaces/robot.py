@@ -40,6 +40,17 @@ class Feedback(msgspec.Struct, frozen=True, eq=False):
     """who keeps the robot from moving, None when nobody does; it was not commanded then, but brought to a stop"""
 
 
+class RestPose(msgspec.Struct, frozen=True, eq=False):
+    """Where a robot has to move before an episode begins."""
+
+    action: np.ndarray
+    """float32[da]: the target of each absolute dimension; the others rest"""
+    speed: float
+    """share of a dimension's range per second"""
+    tolerance: float
+    """share of a dimension's range that it may be off when it has arrived"""
+
+
 @runtime_checkable
 class Robot(Protocol):
     """A robot that can be read and commanded once per control period."""
@@ -50,10 +61,11 @@ class Robot(Protocol):
         """Open the hardware or simulator. Raises `RobotError` that says what to do."""
         ...
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         """Bring the robot and its scene to the start of `task` (a name from `tasks`). May take seconds.
 
-        Raises `ConfigError` for an unknown task, with the nearest known one.
+        A robot that has to move for it says where to: it is then commanded there, within its limits and stoppable, by
+        whoever resets it. Raises `ConfigError` for an unknown task, with the nearest known one.
         """
         ...
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback, Robot, StoppableRobot, request_previews, validate_executed
+from hal.interfaces.robot import Feedback, RestPose, Robot, StoppableRobot, request_previews, validate_executed
 from hal.safety.limiter import SafetyLimiter, SafetyLimits
 from hal.safety.rest import rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch
@@ -49,7 +49,7 @@ class LimitedRobot:
         self.robot.connect()
         self._connected = True
 
-    def reset(self, task: str, seed: int) -> None:
+    def reset(self, task: str, seed: int) -> RestPose | None:
         """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
 
         Raises `RobotStoppedError` for one that is stopped, or was while it reset, and `RobotMovingError` for one that
@@ -59,8 +59,9 @@ class LimitedRobot:
         if not self.still:
             raise RobotMovingError(f"robot '{self.spec.embodiment}' is not reset while it moves; hold it first.")
         self._forget()
-        self.robot.reset(task, seed)
+        pose = self.robot.reset(task, seed)
         self._require_free("was stopped while it reset")
+        return pose
 
     def read(self) -> Observation:
         seen = self.robot.read()

@@ -23,7 +23,8 @@ from hal.interfaces.robot import Feedback, HoldingRobot, request_previews, valid
 from policies.interface.policy import check_observation
 from robot_edge.control.config import ObservationLimits, RobotTimeouts
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
-from robot_edge.control.observation_checks import CameraCheck, ClockCheck
+from robot_edge.control.observation_checks import ObservationMonitor
+from robot_edge.control.rest_motion import RestMotion
 from wire.clock import Clock
 from wire.errors import (
     ConfigError,
@@ -36,7 +37,7 @@ from wire.errors import (
 )
 from wire.messages.gateway import OperatorCommand
 from wire.stop_state import StopState
-from wire.types import Observation, OperatorCommandKind, RobotSpec
+from wire.types import Observation, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class GuardedRobot:
         self.stop_state = StopState()
         """who keeps it from moving, as it said last"""
         self._unheard_stop = False
+        self.rest_motion: RestMotion | None = None
+        """while it moves to its rest pose"""
         self._name = name
         self._robot = robot
         self._expect_read: Callable[[int], None] | None = getattr(robot, "expect_read", None)
@@ -106,10 +109,20 @@ class GuardedRobot:
         self.connected = True
         return True
 
-    def reset(self, task: str, seed: int) -> bool | None:
-        """Whether the robot stands at the start of `task`; None when it has to come to hold, or be started, before."""
+    def reset(self, task: str, seed: int, *, move: bool) -> bool | None:
+        """Whether the robot stands at the start of `task`; None when that takes more ticks: call it again in the next.
+
+        It may have to come to hold before, and to move to its rest pose after, unless it is not to `move` by itself.
+        """
         try:
-            self._call("reset", lambda: self._robot.reset(task, seed))
+            if self.rest_motion is not None:
+                return self._move_to_rest(self.rest_motion, move)
+            pose = self._call("reset", lambda: self._robot.reset(task, seed))
+            self._bad_since_ns, self.refused_commands = -1, 0
+            self._monitor.reset()
+            if pose is not None and move:
+                self.rest_motion = RestMotion(self._robot.spec, pose, self.read().state, self._clock)
+                return None
         except RobotStoppedError:
             self.poll_stop()
             return None
@@ -117,13 +130,27 @@ class GuardedRobot:
             self.write(None)
             return None
         except FleetError as error:
+            self.rest_motion = None
             self.disconnect(
                 HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)
             )
             return False
-        self._bad_since_ns, self.refused_commands = -1, 0
-        self._monitor.reset()
         return True
+
+    def _move_to_rest(self, motion: RestMotion, move: bool) -> bool | None:
+        """One tick of it. Raises `RobotError` when the robot does not get there."""
+        if not move:
+            self.rest_motion = None
+            return True
+        if (seen := self.observe()) is None or self.observation_fault:
+            action = None
+        elif (action := motion.next_action(seen.state)) is None:
+            self.rest_motion = None
+            self._monitor.reset()
+            return True
+        if (feedback := self.write(action)) is not None:
+            motion.on_executed(feedback.executed)
+        return None
 
     def observe(self) -> Observation | None:
         """The newest observation, None without a valid one; `observation_fault` says whether it may be acted on."""
@@ -225,6 +252,14 @@ class GuardedRobot:
             return False
         return True
 
+    def look_at_rest(self, *, status_due: bool, scene: bool) -> None:
+        """No episode runs and none begins: a reset under way is void. See `check_at_rest`, now and then."""
+        self.rest_motion = None
+        if status_due:
+            self.check_at_rest(scene=scene)
+        if status_due or not self.stop_state.free:
+            self.poll_stop()
+
     def check_at_rest(self, *, scene: bool) -> None:
         """At rest, now and then: note what is wrong with the robot.
 
@@ -310,59 +345,3 @@ class GuardedRobot:
                 log.exception("%s", text)
             self._logged = text
             raise RobotError(text) from error
-
-
-class ObservationMonitor:
-    """`check` once per tick; `report_failure` instead when there is no valid observation."""
-
-    def __init__(self, spec: RobotSpec, config: ObservationLimits, notify: Callable[[str, str], None]) -> None:
-        """`notify(kind, detail)`: tells the operator of a hold that begins, or that it has recovered."""
-        self._spec = spec
-        self._config = config
-        self._notify = notify
-        self.issue = NO_HOLD
-        """what people were told of and is not over yet"""
-        self._about = ""
-        self._good = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
-        self._clock = ClockCheck(self._spec, self._config)
-        self._cameras = {
-            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
-        }
-
-    def check(self, observation: Observation, now_ns: int) -> Hold:
-        """Why the robot must not move on `observation`, which is valid. `now_ns`: control's clock, which need not be
-        the robot's.
-        """
-        found, about = self._clock.find(observation, now_ns), ""
-        # All cameras look at every observation, also behind another fault: their memory must not have holes.
-        for name, check in self._cameras.items():
-            one = check.find(observation, observation.images[name])
-            if one and not found:
-                found, about = one, name
-        return self._judge(found, about)
-
-    def report_failure(self, why: str) -> Hold:
-        """The robot could not be read, or what it said is not valid."""
-        return self._judge(Hold(HoldReason.bad_observation, why), "")
-
-    def _judge(self, found: Hold, about: str) -> Hold:
-        """The hold that follows. `about`: the camera that was found wanting, '' for the robot."""
-        before = self.issue
-        if found:
-            # Ages in the text grow with every tick; another reason or another camera is what is new.
-            if (before.reason, self._about) != (found.reason, about):
-                self._notify("hold", found.detail)
-            self.issue, self._about, self._good = found, about, 0
-            return found
-        if not before:
-            return NO_HOLD
-        self._good += 1
-        if self._good > self._config.recover_ticks:
-            self.issue = NO_HOLD
-            self._notify("recovered", f"no longer: {before.detail}")
-            return NO_HOLD
-        return Hold(before.reason, f"was until {self._good} ticks ago: {before.detail}")

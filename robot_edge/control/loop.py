@@ -199,16 +199,16 @@ class ControlLoop:
             trained=not self.chunks.refused,
         )
         if self.hold:
-            if self._tick >= self._next_status:
-                self.driver.check_at_rest(scene=self._seen is not None)
-            if self._tick >= self._next_status or not self.driver.stop_state.free:
-                self.driver.poll_stop()
+            self.driver.look_at_rest(status_due=self._tick >= self._next_status, scene=self._seen is not None)
             return False
         self._decide(resetting=True)
-        self._publish_status(now=True)
-        self._seen, self._missing_action = None, Hold(HoldReason.no_action, self._missing_action.detail)
+        self._publish_status(now=self.driver.rest_motion is None)
         task, seed = inbox.next_episode()
-        done = self.driver.reset(task, seed)
+        if (
+            done := self.driver.reset(task, seed, move=not self.override.in_control)
+        ) is None and self.driver.rest_motion is not None:
+            return False
+        self._seen, self._missing_action = None, Hold(HoldReason.no_action, self._missing_action.detail)
         self.rate.restart()
         if not done:
             self._hold_for(self.driver.fault)

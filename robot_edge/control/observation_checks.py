@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,3 +126,59 @@ def _stale(reason: HoldReason, what: str, age_s: float, limit_s: float) -> Hold:
     if age_s <= limit_s:
         return NO_HOLD
     return Hold(reason, f"{what} is {age_s * 1e3:.0f} ms old; at most {limit_s * 1e3:.0f} ms are safe.")
+
+
+class ObservationMonitor:
+    """`check` once per tick; `report_failure` instead when there is no valid observation."""
+
+    def __init__(self, spec: RobotSpec, config: ObservationLimits, notify: Callable[[str, str], None]) -> None:
+        """`notify(kind, detail)`: tells the operator of a hold that begins, or that it has recovered."""
+        self._spec = spec
+        self._config = config
+        self._notify = notify
+        self.issue = NO_HOLD
+        """what people were told of and is not over yet"""
+        self._about = ""
+        self._good = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
+        self._clock = ClockCheck(self._spec, self._config)
+        self._cameras = {
+            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
+        }
+
+    def check(self, observation: Observation, now_ns: int) -> Hold:
+        """Why the robot must not move on `observation`, which is valid. `now_ns`: control's clock, which need not be
+        the robot's.
+        """
+        found, about = self._clock.find(observation, now_ns), ""
+        # All cameras look at every observation, also behind another fault: their memory must not have holes.
+        for name, check in self._cameras.items():
+            one = check.find(observation, observation.images[name])
+            if one and not found:
+                found, about = one, name
+        return self._judge(found, about)
+
+    def report_failure(self, why: str) -> Hold:
+        """The robot could not be read, or what it said is not valid."""
+        return self._judge(Hold(HoldReason.bad_observation, why), "")
+
+    def _judge(self, found: Hold, about: str) -> Hold:
+        """The hold that follows. `about`: the camera that was found wanting, '' for the robot."""
+        before = self.issue
+        if found:
+            # Ages in the text grow with every tick; another reason or another camera is what is new.
+            if (before.reason, self._about) != (found.reason, about):
+                self._notify("hold", found.detail)
+            self.issue, self._about, self._good = found, about, 0
+            return found
+        if not before:
+            return NO_HOLD
+        self._good += 1
+        if self._good > self._config.recover_ticks:
+            self.issue = NO_HOLD
+            self._notify("recovered", f"no longer: {before.detail}")
+            return NO_HOLD
+        return Hold(before.reason, f"was until {self._good} ticks ago: {before.detail}")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, RestPose
 from wire.codec import AnyMessage
 from wire.stop_state import StopState
 from wire.types import Observation
@@ -26,7 +26,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "inference.send": ((AnyMessage,), bool),
     "inference.recv": ((), AnyMessage),
     "robot.connect": ((), None),
-    "robot.reset": ((str, int), None),
+    "robot.reset": ((str, int), RestPose),
     "robot.read": ((), Observation),
     "robot.write": ((np.ndarray,), Feedback),
     "robot.hold": ((), Feedback),

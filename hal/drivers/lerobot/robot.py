@@ -18,7 +18,7 @@ from hal.cameras.capture import CameraConfig, ThreadedCamera
 from hal.cameras.picture import resize_image, to_rgb
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
 from hal.drivers.lerobot.spec import LeRobotConfig, calibrated_limits, components, lerobot_spec
-from hal.interfaces.robot import Feedback, check_reset, require_scene
+from hal.interfaces.robot import Feedback, RestPose, check_reset, require_scene
 from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, InvalidDataError, RobotError
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
-_SETTLE_S = 2.0
-"""a robot may lag so long behind its rest pose"""
 _WAIT_MS = 900.0
 """a camera without a picture for so long is opened again"""
 
@@ -118,17 +116,17 @@ class LeRobotRobot:
             if not self._connected:
                 self._close_cameras()
 
-    def reset(self, task: str, seed: int) -> None:
-        """Move to the rest pose, if there is one, and wait until the robot is there. `seed` means nothing to it.
+    def reset(self, task: str, seed: int) -> RestPose | None:
+        """The rest pose, if there is one. `seed` means nothing to it.
 
-        Raises `ConfigError` for an unknown task, `RobotError` before `connect` and when the robot does not arrive.
+        Raises `ConfigError` for an unknown task, `RobotError` before `connect` and when the robot does not answer.
         """
         check_reset(self._what, task, self.tasks, 0, self._connected)
         self._task = ""
-        if self.config.rest_pose:
-            self._move_to_rest()
+        pose = self._rest_pose() if self.config.rest_pose else None
         self._observe()
         self._task = task
+        return pose
 
     def read(self) -> Observation:
         """State float32[ds] and the newest picture of each camera. Raises `RobotError` when a motor does not answer."""
@@ -194,34 +192,16 @@ class LeRobotRobot:
         # A joint that was pushed past its limit comes back by steps that begin outside; what is recorded stays inside.
         return np.clip(done, self.spec.action_low(), self.spec.action_high()).astype(np.float32)
 
-    def _move_to_rest(self) -> None:
-        names, low, high = self._actions, self._low, self._high
+    def _rest_pose(self) -> RestPose:
+        """Where it begins; dimensions that the configuration does not name stay where they are measured."""
+        rest, absolute = self.config.rest_pose, [d.meaning == CommandType.absolute for d in self.spec.action]
         seen, _ = self._observe()
-        rest = self.config.rest_pose
-        absolute = [d.meaning == CommandType.absolute for d in self.spec.action]
-        unknown = [n for n, a in zip(names, absolute, strict=True) if a and n in rest and n not in seen]
-        if unknown:
+        names = list(zip(self._actions, absolute, strict=True))
+        if unknown := [name for name, target in names if target and name in rest and name not in seen]:
             raise ConfigError(f"{self._what}: rest_pose moves {', '.join(unknown)}, which is not measured.")
-        start = np.array([seen.get(n, 0.0) if a else 0.0 for n, a in zip(names, absolute, strict=True)])
-        goal = np.clip([rest.get(n, s) for n, s in zip(names, start, strict=True)], low, high)
-        span = high - low
-        ticks = int(np.ceil(np.max(np.abs(goal - start) / (span * self.config.rest_speed)) * self.spec.control_hz)) + 1
-        due_ns = self._clock.now_ns()
-        for tick in range(1, ticks + round(_SETTLE_S * self.spec.control_hz) + 1):
-            self._send((start + (goal - start) * min(1.0, tick / ticks)).astype(np.float32))
-            due_ns += self.spec.period_ns
-            self._clock.sleep_until(due_ns)
-            if tick < ticks:
-                continue
-            seen, _ = self._observe()
-            off = {n: abs(seen[n] - g) / s for n, g, s in zip(names, goal, span, strict=True) if n in rest}
-            if max(off.values()) <= self.config.rest_tolerance:
-                return
-        worst = max(off, key=lambda name: off[name])
-        raise RobotError(
-            f"{self._what} does not reach its rest pose: '{worst}' is at {seen[worst]:.1f} instead of "
-            f"{goal[names.index(worst)]:.1f}. Is it blocked, or without power?"
-        )
+        goal = [rest.get(name, seen.get(name, 0.0)) if target else 0.0 for name, target in names]
+        within = np.clip(goal, self._low, self._high).astype(np.float32)
+        return RestPose(within, self.config.rest_speed, self.config.rest_tolerance)
 
     def _detach_cameras(self) -> list[NewestCamera]:
         """Put a `NewestCamera` in the place of each camera of lerobot's robot and of its arms."""

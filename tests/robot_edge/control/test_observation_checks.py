@@ -200,7 +200,7 @@ def test_limits_that_make_no_sense_are_refused(limits: dict) -> None:
 def test_an_episode_does_not_forgive() -> None:
     bench = Bench()
     bench.tick(state=np.full(2, np.nan, np.float32))
-    assert bench.health.reset("x", 0)
+    assert bench.health.reset("x", 0, move=True)
     bench.recovers()
 
 

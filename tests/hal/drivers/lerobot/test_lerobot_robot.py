@@ -13,10 +13,12 @@ from hal.conformance import check_robot
 from hal.drivers.lerobot.robot import LeRobotRobot
 from hal.drivers.lerobot.spec import DimensionConfig, LeRobotConfig
 from hal.registry import ROBOTS, make_robot, read_config
+from robot_edge.control.rest_motion import RestMotion
 from tests.extras import needs
 from tests.hal.drivers.lerobot import feetech_bus
 from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
 from tests.hal.drivers.lerobot.so_arm import JOINTS, TASKS, be_patient, calibrated, follower
+from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RobotError
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]  # importing lerobot alone takes ten seconds
@@ -163,12 +165,23 @@ def test_common_limits_are_narrowed_to_this_arm(bus: FeetechBus, tmp_path: Path)
     robot.close()
 
 
+def begin(robot: LeRobotRobot) -> None:
+    """Reset it and go to its rest pose, as control does."""
+    clock = MonotonicClock()
+    motion = RestMotion(robot.spec, robot.reset("pick", 0), robot.read().state, clock)
+    due_ns = clock.now_ns()
+    while (action := motion.next_action(robot.read().state)) is not None:
+        motion.on_executed(robot.write(action).executed)
+        due_ns += robot.spec.period_ns
+        clock.sleep_until(due_ns)
+
+
 def test_reset_goes_to_the_rest_pose_no_faster_than_told(bus: FeetechBus, tmp_path: Path) -> None:
     rest = {"shoulder_pan.pos": 40.0, "gripper.pos": 10.0}
     robot = LeRobotRobot(follower(calibrated(bus, tmp_path), rest_pose=rest, rest_speed=0.5))
     robot.connect()
     started = time.monotonic()
-    robot.reset("pick", 0)
+    begin(robot)
     travel_s = (40 - 4.2) / (2 * HALF_RANGE_DEG * 0.5)
     assert time.monotonic() - started >= travel_s
     state = robot.read().state
@@ -183,7 +196,7 @@ def test_a_blocked_joint_ends_the_reset_by_name(bus: FeetechBus, tmp_path: Path)
     bus.servos[3].blocked = True
     robot.connect()
     with pytest.raises(RobotError, match=r"'elbow_flex.pos' is at 4.2 instead of -60.0"):
-        robot.reset("pick", 0)
+        begin(robot)
     robot.close()
 
 
@@ -192,7 +205,7 @@ def test_a_joint_may_be_as_far_off_its_rest_as_told(bus: FeetechBus, tmp_path: P
     robot = LeRobotRobot(follower(calibrated(bus, tmp_path), **rest))
     bus.servos[3].blocked = True
     robot.connect()
-    robot.reset("pick", 0)
+    begin(robot)
     assert robot.read().state[2] == pytest.approx(4.2, abs=0.2)
     robot.close()
 
