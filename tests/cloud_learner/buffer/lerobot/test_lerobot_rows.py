@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, thin, track_of
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
+from cloud_learner.buffer.lerobot.rows import Track, choose_rate, image_keys, pieces_of, row_spec, track_of
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
-from wire.types import CommandType, Dimension
+from wire.types import CommandType, Dimension, RobotSpec
 
 SPEC = fake_spec(cameras=1)
 MIXED = msgspec.structs.replace(
@@ -23,12 +24,17 @@ MIXED = msgspec.structs.replace(
 )
 
 
+def rows_of(track: Track, piece: slice, spec: RobotSpec, stride: int) -> Steps:
+    """The rows of one piece, `stride` ticks each."""
+    return resampled(track.steps.at(piece), spec.control_hz, spec.control_hz / stride, spec.action)
+
+
 def test_a_whole_episode_is_one_piece() -> None:
     segments = fake_episode(SPEC, "e", steps=30, segment_steps=7)
     track = track_of(segments, SPEC)
     assert pieces_of(track, frozenset()) == [slice(0, 30)]
-    assert np.array_equal(track.state, np.concatenate([s.state for s in segments]))
-    assert track.end_tick == 30
+    assert np.array_equal(track.steps.state, np.concatenate([s.state for s in segments]))
+    assert np.flatnonzero(track.steps.done).tolist() == [29]
 
 
 def test_a_missing_segment_cuts_and_what_it_brought_is_not_used() -> None:
@@ -54,37 +60,41 @@ def test_only_the_asked_actors_remain() -> None:
 def test_every_tick_a_row_keeps_all_as_it_is() -> None:
     segments = fake_episode(SPEC, "e", steps=20)
     track = track_of(segments, SPEC)
-    rows = thin(track, slice(4, 20), SPEC, 1)
+    rows = rows_of(track, slice(4, 20), SPEC, 1)
     assert np.array_equal(rows.action, segments[0].executed[4:])
     assert np.array_equal(rows.reward, segments[0].reward[4:])
     assert np.array_equal(rows.actor, segments[0].actor[4:])
     assert rows.done.tolist() == [False] * 15 + [True]
-    assert rows.time_s[0] == 0
-    assert np.array_equal(np.rint(rows.time_s * 1e9) + segments[0].times_ns[4], segments[0].times_ns[4:])
-    seen = np.rint(rows.frame_time_s[:, 0] * 1e9) + segments[0].times_ns[4]
-    assert np.array_equal(seen, segments[0].frame_times_ns["camera0"][4:])
+    assert np.array_equal(rows.times_ns, segments[0].times_ns[4:])
+    assert np.array_equal(rows.frame_times_ns[:, 0], segments[0].frame_times_ns["camera0"][4:])
+    assert rows.row.tolist() == list(range(4, 20))
 
 
 def test_fewer_rows_than_ticks_follow_the_meaning_of_each_dimension() -> None:
     segments = fake_episode(SPEC, "e", steps=11, actor=[0] * 7 + [1] * 4)
-    track = msgspec.structs.replace(track_of(segments, SPEC), executed=segments[0].executed[:, :3])
-    rows = thin(track, slice(1, 11), MIXED, 4)
-    asked, ticks = track.executed.astype(np.float64), [slice(1, 5), slice(5, 9), slice(9, 11)]
+    track = track_of(segments, SPEC)
+    executed = segments[0].executed[:, :3]
+    track = msgspec.structs.replace(track, steps=msgspec.structs.replace(track.steps, action=executed))
+    rows = rows_of(track, slice(1, 11), MIXED, 4)
+    asked, ticks = executed.astype(np.float64), [slice(1, 5), slice(5, 9), slice(9, 11)]
     for row, here in enumerate(ticks):
-        assert rows.action[row, 0] == track.executed[here][-1, 0]
+        assert rows.action[row, 0] == executed[here][-1, 0]
         assert rows.action[row, 1] == pytest.approx(asked[here, 1].sum(), abs=1e-6)
         assert rows.action[row, 2] == pytest.approx(asked[here, 2].mean(), abs=1e-6)
-        assert rows.reward[row] == pytest.approx(track.reward[here].sum(), abs=1e-5)
-    assert rows.first.tolist() == [1, 5, 9]
+        assert rows.reward[row] == pytest.approx(track.steps.reward[here].sum(), abs=1e-5)
+    assert rows.row.tolist() == [1, 5, 9]
+    assert np.array_equal(rows.state, segments[0].state[[1, 5, 9]])
+    assert np.array_equal(rows.times_ns, segments[0].times_ns[[1, 5, 9]])
+    assert np.array_equal(rows.frame_times_ns[:, 0], segments[0].frame_times_ns["camera0"][[1, 5, 9]])
     assert rows.actor.tolist() == [0, 1, 1]
     assert rows.done.tolist() == [False, False, True]
 
 
 def test_a_piece_that_stops_before_the_end_is_not_done() -> None:
     track = track_of(fake_episode(SPEC, "e", steps=20), SPEC)
-    assert not thin(track, slice(0, 19), SPEC, 1).done.any()
+    assert not rows_of(track, slice(0, 19), SPEC, 1).done.any()
     unfinished = track_of(fake_episode(SPEC, "e", steps=20, finished=False), SPEC)
-    assert not thin(unfinished, slice(0, 20), SPEC, 1).done.any()
+    assert not rows_of(unfinished, slice(0, 20), SPEC, 1).done.any()
 
 
 def test_an_episode_that_ended_in_an_empty_segment_is_done_with_its_last_step() -> None:
@@ -106,7 +116,7 @@ def test_an_episode_that_ended_in_an_empty_segment_is_done_with_its_last_step() 
         **empty,
     )
     track = track_of([first, second, last], SPEC)
-    assert thin(track, slice(0, 20), SPEC, 1).done.tolist() == [False] * 19 + [True]
+    assert rows_of(track, slice(0, 20), SPEC, 1).done.tolist() == [False] * 19 + [True]
 
 
 @pytest.mark.parametrize(("fps", "expected"), [("control", (80, 1)), ("camera", (20, 4)), (40, (40, 2)), (1, (1, 80))])
@@ -154,6 +164,6 @@ def test_pieces_never_overlap_and_cover_what_is_there() -> None:
         pieces = pieces_of(track, frozenset())
         known = set(track.frames[0])
         covered = sorted(itertools.chain.from_iterable(range(p.start, p.stop) for p in pieces))
-        assert covered == [i for i in range(track.steps) if int(track.frame_times_ns[i, 0]) in known]
+        assert covered == [i for i in range(len(track.tick)) if int(track.steps.frame_times_ns[i, 0]) in known]
         for piece in pieces:
             assert (np.diff(track.tick[piece]) == 1).all()
