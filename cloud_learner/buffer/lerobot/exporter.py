@@ -32,23 +32,32 @@ import simplejpeg
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from cloud_learner.buffer.lerobot.resampling import resampled
-from cloud_learner.buffer.lerobot.rows import Track, choose_rate, image_keys, pieces_of, row_spec, track_of
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
+from cloud_learner.buffer.lerobot.rows import Frames, choose_rate, image_keys, pieces_of, row_spec, steps_of
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
 from cloud_learner.buffer.lerobot.source import ABOUT, About, EpisodeNote
 from cloud_learner.buffer.lerobot.video import never_real_time, of_lerobot
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import ConfigError, CorruptDataError, StorageError, storage_errors
-from wire.messages.gateway import ACTORS, Segment
+from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
 
 LEAST_SIDE = 64
 """pixels; SVT-AV1 ends the whole process when it is given a picture much smaller than this"""
 MOST_HZ = 240
 """frames a second that SVT-AV1 takes"""
-_VIDEO_FILE_ROWS = 4000
-"""LeRobot copies a whole video file for every episode it adds to it, so short files keep a long export linear."""
-_SEGMENTS_AT_ONCE = 64
+_VIDEO_FILE_MB = 16
+"""LeRobot copies a whole video file for every episode it adds to it, so small files keep a long export linear."""
+_NUMBERS = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.truncated": "bool",
+    "next.success": "bool",
+    "actor": "int64",
+    "policy_version": "int64",
+    "time_s": "float64",
+}
+"""one a row"""
 _NOT_HERE = "forgotten, or still in the journal of a gateway on another machine"
 
 
@@ -110,7 +119,7 @@ def export(
                 use_videos=video,
                 video_backend="pyav",
             )
-            dataset.meta.update_chunk_settings(video_files_size_in_mb=_video_file_mb(spec))
+            dataset.meta.update_chunk_settings(video_files_size_in_mb=_VIDEO_FILE_MB)
             writer = _Writer(dataset, spec, rate, instructions or {}, frozenset(selection.actors))
             with _finalized(dataset):
                 for number, episode in enumerate(episodes, 1):
@@ -154,19 +163,15 @@ class _Writer:
         self._moments: dict[str, list[np.ndarray]] = {key: [] for key in self._keys}
 
     def add(self, episode: EpisodeRow, store: SegmentStore, rows: Sequence[int]) -> None:
-        segments: list[Segment] = []
-        for at in range(0, len(rows), _SEGMENTS_AT_ONCE):
-            asked = rows[at : at + _SEGMENTS_AT_ONCE]
-            found = store.read(asked)
-            segments += [found.segments[row] for row in asked if row in found.segments]
-            missing = [row for row in asked if row not in found.segments]
-            self._leave_out(episode, *(f"row {row}: {found.damaged.get(row, _NOT_HERE)}" for row in missing))
-        if not segments:
+        found = store.read(rows)
+        missing = [row for row in rows if row not in found.segments]
+        self._leave_out(episode, *(f"row {row}: {found.damaged.get(row, _NOT_HERE)}" for row in missing))
+        if len(missing) == len(rows):
             return self._leave_out(episode, "nothing of it is stored any more")
-        track = track_of(segments, self._spec)
-        pieces = pieces_of(track, self._actors)
+        steps, frames = steps_of([found.segments[row] for row in rows if row in found.segments], self._spec)
+        pieces = pieces_of(steps, frames, self._actors)
         for piece in pieces:
-            self._save(episode, track, piece)
+            self._save(episode, piece, frames)
         if not pieces:
             self._leave_out(episode, "no step of it is left to write")
         return None
@@ -174,8 +179,7 @@ class _Writer:
     def _leave_out(self, episode: EpisodeRow, *reasons: str) -> None:
         self.left_out += [LeftOut(episode.id, reason) for reason in reasons]
 
-    def _save(self, episode: EpisodeRow, track: Track, piece: slice) -> None:
-        steps = track.steps.at(piece)
+    def _save(self, episode: EpisodeRow, steps: Steps, frames: Frames) -> None:
         first_ns = int(steps.times_ns[0])
         rows = resampled(steps, self._spec.control_hz, self._rate, self._spec.action)
         data = self._dataset.create_episode_buffer() | {
@@ -197,7 +201,7 @@ class _Writer:
         if self._keys:
             data["frame_time_s"] = (rows.frame_times_ns - first_ns) / 1e9
         for camera, key in enumerate(self._keys):
-            data[key] = self._write_pictures(episode, track.frames[camera], rows.frame_times_ns[:, camera], camera)
+            data[key] = self._write_pictures(episode, frames[camera], rows.frame_times_ns[:, camera], camera)
         try:
             with never_real_time():
                 self._dataset.save_episode(data, parallel_encoding=False)
@@ -215,7 +219,7 @@ class _Writer:
                 source=episode.source,
                 seed=episode.seed,
                 outcome=episode.outcome if rows.done[-1] else "",
-                first_tick=int(track.tick[piece.start]),
+                first_tick=int(steps.row[0]),
                 ticks=len(steps),
                 first_ns=first_ns,
             )
@@ -301,12 +305,7 @@ def _features(spec: RobotSpec, video: bool) -> dict[str, dict[str, Any]]:
             "shape": (camera.height, camera.width, 3),
             "names": ["height", "width", "channels"],
         }
-    found["next.reward"] = _vector("float32", ["reward"])
-    for name in ("done", "truncated", "success"):
-        found[f"next.{name}"] = _vector("bool", [name])
-    for name in ("actor", "policy_version"):
-        found[name] = _vector("int64", [name])
-    found["time_s"] = _vector("float64", ["time_s"])
+    found |= {name: _vector(dtype, [name]) for name, dtype in _NUMBERS.items()}
     if spec.cameras:
         found["frame_time_s"] = _vector("float64", [camera.name for camera in spec.cameras])
     return found
@@ -314,12 +313,6 @@ def _features(spec: RobotSpec, video: bool) -> dict[str, dict[str, Any]]:
 
 def _vector(dtype: str, names: list[str]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": (len(names),), "names": names}
-
-
-def _video_file_mb(spec: RobotSpec) -> int:
-    """What about `_VIDEO_FILE_ROWS` frames of the largest camera take: some 0.03 bytes a pixel were measured."""
-    pixels = max((camera.height * camera.width for camera in spec.cameras), default=0)
-    return max(1, round(0.03 * pixels * _VIDEO_FILE_ROWS / 1e6))
 
 
 def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -88,13 +88,13 @@ def import_dataset(
     episodes = known = steps = 0
     for number, entry in enumerate(source.episodes, 1):
         try:
-            for part in _parts(source, mapping, mapped, entry, twins):
-                row = ledger.episode(part.episode.id)
+            for episode, outcome, part in _parts(source, mapping, mapped, entry, twins):
+                row = ledger.episode(episode.id)
                 if row is not None and row.outcome:
                     known += 1
                     continue
                 before = CommittedHistory()
-                for segment in _segments(source, mapped, entry, part):
+                for segment in _segments(source, mapped, entry, episode, outcome, part):
                     _check(segment, mapped.spec, before, f"episode {entry.index} of {source.root}")
                     now_ns = time.monotonic_ns()
                     store.append(segment, now_ns, now_ns)
@@ -110,22 +110,10 @@ def import_dataset(
     return Imported(mapping.robot, mapped.spec, episodes, known, steps, tuple(left_out))
 
 
-class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
-    """The rows of an episode that belong to one task, the whole of it nearly always, as steps of the robot."""
-
-    episode: Episode
-    outcome: str
-    steps: Steps
-    rows_s: np.ndarray
-    """float64[R]: times of all rows of the episode as its videos count"""
-    frames_known: bool
-    """whether it was noted when each frame was taken; else it is new when it looks new"""
-
-
 def _parts(
     source: DatasetSource, mapping: DatasetMapping, mapped: Mapped, entry: SourceEpisode, twins: Counter[str]
-) -> Iterator[_EpisodePart]:
-    """Read the numbers of an episode; one part for each run of rows with the same task."""
+) -> Iterator[tuple[Episode, str, Steps]]:
+    """An episode and its outcome for each run of rows with the same task: all rows of `entry` nearly always."""
     about, spec, rows = source.about, mapped.spec, entry.rows
     columns = source.columns(entry, _COLUMNS + (_OWN_COLUMNS if about is not None else ()))
     if not rows:
@@ -153,13 +141,8 @@ def _parts(
         part = resampled(part, source.fps, spec.control_hz, spec.action)
         seed = note.seed if note else 0
         name = _name((spec.hash, mapping.robot, task, outcome, seed, mapped.cameras), part, twins)
-        yield _EpisodePart(
-            Episode(name, mapping.robot, spec.hash, task, seed, "demonstration", int(part.times_ns[0])),
-            outcome,
-            part,
-            columns["timestamp"][:, 0].astype(np.float64),
-            "frame_time_s" in columns,
-        )
+        started_ns = int(part.times_ns[0])
+        yield Episode(name, mapping.robot, spec.hash, task, seed, "demonstration", started_ns), outcome, part
 
 
 def _steps(
@@ -203,21 +186,23 @@ def _name(facts: object, steps: Steps, twins: Counter[str]) -> str:
     return name if twins[name] == 1 else f"{name}-{twins[name]}"
 
 
-def _segments(source: DatasetSource, mapped: Mapped, entry: SourceEpisode, part: _EpisodePart) -> Iterator[Segment]:
-    name, cameras = part.episode.id, [camera.name for camera in mapped.spec.cameras]
-    rows = np.unique(part.steps.row)
+def _segments(
+    source: DatasetSource, mapped: Mapped, entry: SourceEpisode, episode: Episode, outcome: str, steps: Steps
+) -> Iterator[Segment]:
+    cameras = [camera.name for camera in mapped.spec.cameras]
+    known = source.about is not None and "frame_time_s" in source.features
     streams = [
         _frames(
             camera,
-            source.pictures(entry, mapped.cameras[camera.name], rows, part.rows_s[rows]),
-            part.steps.row,
-            part.steps.frame_times_ns[:, number],
-            part.frames_known,
+            source.pictures(entry, mapped.cameras[camera.name], np.unique(steps.row)),
+            steps.row,
+            steps.frame_times_ns[:, number],
+            known,
             f"episode {entry.index} of {source.root}",
         )
         for number, camera in enumerate(mapped.spec.cameras)
     ]
-    total, index, start, size = len(part.steps), 0, 0, 0
+    total, index, start, size = len(steps), 0, 0, 0
     seen: list[list[tuple[int, bytes]]] = [[] for _ in cameras]
     for end in range(1, total + 1):
         for frames, stream in zip(seen, streams, strict=True):
@@ -225,40 +210,39 @@ def _segments(source: DatasetSource, mapped: Mapped, entry: SourceEpisode, part:
             size += len(frames[-1][1])
         if end - start < SEGMENT_STEPS and size < SEGMENT_BYTES and end < total:
             continue
-        steps, count = part.steps.at(slice(start, end)), end - start
+        here, count = steps.at(slice(start, end)), end - start
         brought = [[frame for frame in frames if frame[1]] for frames in seen]
         yield Segment(
-            id=f"{name}/{index}",
-            episode=part.episode,
+            id=f"{episode.id}/{index}",
+            episode=episode,
             index=index,
             first_tick=start,
             last=end == total,
-            outcome=part.outcome if end == total else "",
-            closed_ns=int(steps.times_ns[-1]),
-            times_ns=steps.times_ns,
-            state=steps.state,
-            proposed=steps.action,
-            executed=steps.action,
-            actor=steps.actor,
+            outcome=outcome if end == total else "",
+            closed_ns=int(here.times_ns[-1]),
+            times_ns=here.times_ns,
+            state=here.state,
+            proposed=here.action,
+            executed=here.action,
+            actor=here.actor,
             chunk_tick=np.full(count, -1, np.int32),
             delay_ticks=np.full(count, -1, np.int16),
-            version=steps.version,
-            reward=steps.reward,
-            terminated=steps.done & ~steps.truncated,
-            truncated=steps.truncated,
-            frame_times_ns={
-                camera: np.array([time_ns for time_ns, _ in frames], np.int64)
-                for camera, frames in zip(cameras, seen, strict=True)
-            },
+            version=here.version,
+            reward=here.reward,
+            terminated=here.done & ~here.truncated,
+            truncated=here.truncated,
+            frame_times_ns={camera: _times(frames) for camera, frames in zip(cameras, seen, strict=True)},
             frames={
-                camera: CameraFrames(
-                    np.array([time_ns for time_ns, _ in frames], np.int64), tuple(jpeg for _, jpeg in frames)
-                )
+                camera: CameraFrames(_times(frames), tuple(jpeg for _, jpeg in frames))
                 for camera, frames in zip(cameras, brought, strict=True)
             },
         )
         index, start, size = index + 1, end, 0
         seen = [[] for _ in cameras]
+
+
+def _times(frames: Sequence[tuple[int, bytes]]) -> np.ndarray:
+    return np.array([time_ns for time_ns, _ in frames], np.int64)
 
 
 def _frames(

@@ -53,7 +53,7 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     frame_times_ns: np.ndarray
     """int64[T, C]: when the frames that the step saw were taken"""
     row: np.ndarray
-    """int64[T]: number of the stored step, or row of a dataset, at which those frames were seen"""
+    """int64[T]: the tick of the episode, or row of a dataset, that saw them"""
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -62,68 +62,49 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
         return Steps(*(getattr(self, name)[here] for name in self.__struct_fields__))
 
 
-def resampled(steps: Steps, fps: float, control_hz: float, dimensions: Sequence[Dimension]) -> Steps:
-    """`steps` at `fps` as those at `control_hz`, of an action that has `dimensions`; themselves where these are one."""
-    if same_rate(fps, control_hz):
-        return steps
-    grid = TickGrid(len(steps), fps, control_hz)
-    return Steps(
-        times_ns=grid.times(steps.times_ns),
-        state=grid.states(steps.state),
-        action=grid.actions(steps.action, dimensions),
-        reward=grid.sums(steps.reward).astype(np.float32),
-        actor=steps.actor[grid.last],
-        version=steps.version[grid.last],
-        done=grid.sums(steps.done) > 0,
-        truncated=grid.sums(steps.truncated) > 0,
-        frame_times_ns=steps.frame_times_ns[grid.shown],
-        row=steps.row[grid.shown],
-    )
-
-
 def same_rate(fps: float, control_hz: float) -> bool:
     return abs(control_hz - fps) <= 1e-6 * control_hz
 
 
-class TickGrid:
-    """Where T ticks lie among R rows."""
+def resampled(steps: Steps, fps: float, control_hz: float, dimensions: Sequence[Dimension]) -> Steps:
+    """The R `steps` at `fps`, at least one, as T of them at `control_hz`; themselves where these are one.
 
-    def __init__(self, rows: int, fps: float, control_hz: float) -> None:
-        """`rows`: R, at least 1; `fps`: of the rows."""
-        edges = np.round(np.arange(rows * control_hz / fps + 2) * (fps / control_hz), _DECIMALS)
-        ticks = int(np.searchsorted(edges, rows))
-        self._rows, self._fps = rows, fps
-        self._begin, self._end = edges[:ticks], np.minimum(edges[1 : ticks + 1], rows)
-        self.shown = self._begin.astype(np.int64)
-        """int64[T] row that began last when the tick begins"""
-        self.last = np.ceil(self._end).astype(np.int64) - 1
-        """int64[T] row in which the tick ends"""
-        self._ended: np.ndarray = np.searchsorted(self._end, np.arange(1, rows + 1))
+    dimensions: da of them, whose meanings say what becomes of the action
+    """
+    if same_rate(fps, control_hz):
+        return steps
+    rows = len(steps)
+    edges = np.round(np.arange(rows * control_hz / fps + 2) * (fps / control_hz), _DECIMALS)
+    ticks = int(np.searchsorted(edges, rows))
+    begin, end = edges[:ticks], np.minimum(edges[1 : ticks + 1], rows)
+    shown, last = begin.astype(np.int64), np.ceil(end).astype(np.int64) - 1
+    ended = np.searchsorted(end, np.arange(1, rows + 1))
+    row_edges = np.arange(rows + 1)
 
-    def times(self, times_ns: np.ndarray) -> np.ndarray:
-        """int64[T] of int64[R]."""
-        since = np.append(times_ns - times_ns[0], times_ns[-1] - times_ns[0] + round(1e9 / self._fps))
-        return times_ns[0] + np.rint(np.interp(self._begin, np.arange(self._rows + 1), since)).astype(np.int64)
+    def sums(values: np.ndarray) -> np.ndarray:
+        return np.bincount(ended, values, ticks)
 
-    def states(self, state: np.ndarray) -> np.ndarray:
-        """float32[T, ds] of float32[R, ds]."""
-        return _interpolated(self._begin, np.arange(self._rows), state)
-
-    def actions(self, action: np.ndarray, dimensions: Sequence[Dimension]) -> np.ndarray:
-        """float32[T, da] of float32[R, da], by the meaning of each of the da `dimensions`."""
-        found = _interpolated(self._end, np.arange(1, self._rows + 1), action)
-        total = np.vstack([np.zeros(action.shape[1]), np.cumsum(action, 0, dtype=np.float64)])
-        edges = np.arange(self._rows + 1)
-        for number, dimension in enumerate(dimensions):
-            if dimension.meaning == CommandType.absolute:
-                continue
-            column = np.interp(self._end, edges, total[:, number]) - np.interp(self._begin, edges, total[:, number])
-            found[:, number] = column if dimension.meaning == CommandType.delta else column / (self._end - self._begin)
-        return found
-
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """float64[T] of the R numbers or flags in `values`."""
-        return np.bincount(self._ended, values, len(self._end))
+    action = _interpolated(end, row_edges[1:], steps.action)
+    total = np.vstack([np.zeros(action.shape[1]), np.cumsum(steps.action, 0, dtype=np.float64)])
+    for number, dimension in enumerate(dimensions):
+        if dimension.meaning == CommandType.absolute:
+            continue
+        column = np.interp(end, row_edges, total[:, number]) - np.interp(begin, row_edges, total[:, number])
+        action[:, number] = column if dimension.meaning == CommandType.delta else column / (end - begin)
+    first_ns = steps.times_ns[0]
+    since_ns = np.append(steps.times_ns - first_ns, steps.times_ns[-1] - first_ns + round(1e9 / fps))
+    return Steps(
+        times_ns=first_ns + np.rint(np.interp(begin, row_edges, since_ns)).astype(np.int64),
+        state=_interpolated(begin, row_edges[:-1], steps.state),
+        action=action,
+        reward=sums(steps.reward).astype(np.float32),
+        actor=steps.actor[last],
+        version=steps.version[last],
+        done=sums(steps.done) > 0,
+        truncated=sums(steps.truncated) > 0,
+        frame_times_ns=steps.frame_times_ns[shown],
+        row=steps.row[shown],
+    )
 
 
 def _interpolated(at: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -17,22 +17,16 @@ from wire.errors import ConfigError
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import CommandType, RobotSpec
 
-
-class Track(msgspec.Struct, frozen=True, eq=False):
-    """What is stored of one episode."""
-
-    steps: Steps
-    """T of them"""
-    tick: np.ndarray
-    """int64[T], growing; a gap where a segment is missing"""
-    frames: tuple[dict[int, bytes], ...]
-    """by camera: the JPEG image of a time"""
+Frames = tuple[dict[int, bytes], ...]
+"""By camera: the JPEG image of a time."""
 
 
-def track_of(segments: Sequence[Segment], spec: RobotSpec) -> Track:
-    """Put the segments of one episode together; `segments` in order of their index, at least one."""
+def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frames]:
+    """What is stored of one episode; `segments` in order of their index, at least one. Where one is missing, so are
+    its ticks.
+    """
     cameras = [camera.name for camera in spec.cameras]
-    frames: tuple[dict[int, bytes], ...] = tuple({} for _ in cameras)
+    frames: Frames = tuple({} for _ in cameras)
     for segment in segments:
         for name, there in zip(cameras, frames, strict=True):
             if (brought := segment.frames.get(name)) is not None:
@@ -46,7 +40,7 @@ def track_of(segments: Sequence[Segment], spec: RobotSpec) -> Track:
     last, truncated = segments[-1], column("truncated")
     # the segment that ends an episode may have no step of its own
     ends = last.last & (tick + 1 == last.first_tick + last.steps)
-    steps = Steps(
+    return Steps(
         times_ns=column("times_ns"),
         state=column("state"),
         action=column("executed"),
@@ -56,23 +50,20 @@ def track_of(segments: Sequence[Segment], spec: RobotSpec) -> Track:
         done=ends | column("terminated") | truncated,
         truncated=truncated,
         frame_times_ns=np.stack(seen, 1) if seen else np.zeros((len(tick), 0), np.int64),
-        row=np.arange(len(tick)),
-    )
-    return Track(steps, tick, frames)
+        row=tick,
+    ), frames
 
 
-def pieces_of(track: Track, actors: Set[str]) -> list[slice]:
+def pieces_of(steps: Steps, frames: Frames, actors: Set[str]) -> list[Steps]:
     """The longest runs of steps without a gap whose frames are there and that one of `actors` made (all when empty)."""
-    good = np.ones(len(track.tick), bool)
+    good = np.ones(len(steps), bool)
     if actors:
-        good &= np.isin(track.steps.actor, [ACTORS.index(actor) for actor in actors])
-    for camera, there in enumerate(track.frames):
-        good &= np.isin(track.steps.frame_times_ns[:, camera], np.fromiter(there, np.int64, len(there)))
-    if not len(good):
-        return []
-    breaks = np.flatnonzero((np.diff(track.tick) != 1) | (np.diff(good.astype(np.int8)) != 0)) + 1
+        good &= np.isin(steps.actor, [ACTORS.index(actor) for actor in actors])
+    for camera, there in enumerate(frames):
+        good &= np.isin(steps.frame_times_ns[:, camera], np.fromiter(there, np.int64, len(there)))
+    breaks = np.flatnonzero((np.diff(steps.row) != 1) | (np.diff(good.astype(np.int8)) != 0)) + 1
     edges = [0, *breaks.tolist(), len(good)]
-    return [slice(a, b) for a, b in itertools.pairwise(edges) if good[a]]
+    return [steps.at(slice(a, b)) for a, b in itertools.pairwise(edges) if good[a:b].any()]
 
 
 def choose_rate(spec: RobotSpec, fps: int | str) -> tuple[int, int]:

@@ -127,17 +127,16 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
             )
         return {name: _numbers(table[name], name) for name in there}
 
-    def pictures(
-        self, episode: SourceEpisode, key: str, rows: np.ndarray, times_s: np.ndarray
-    ) -> Iterator[bytes | np.ndarray]:
+    def pictures(self, episode: SourceEpisode, key: str, rows: np.ndarray) -> Iterator[bytes | np.ndarray]:
         """For each of the growing `rows` an encoded image, or uint8[h, w, 3] in BGR.
 
-        `times_s`: their `timestamp`. Raises `CorruptDataError` naming episode and file.
+        Raises `CorruptDataError` naming episode and file.
         """
         what = f"episode {episode.index}"
         if key in episode.videos:
             path, from_s = episode.videos[key]
-            yield from frames_at(path, (times_s + from_s).tolist(), 0.5 / self.fps, what)
+            times_s = from_s + self.columns(episode, ("timestamp",))["timestamp"][rows, 0].astype(np.float64)
+            yield from frames_at(path, times_s.tolist(), 0.5 / self.fps, what)
             return
         parquet = of_lerobot("pyarrow.dataset")
         with _unreadable(f"{what}: images '{key}' of {episode.path}"):

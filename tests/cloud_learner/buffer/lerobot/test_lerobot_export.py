@@ -323,7 +323,7 @@ def test_a_video_that_lost_frames_is_noticed(buffer: Buffer, tmp_path: Path, mon
 
 def test_many_video_files(buffer: Buffer, tmp_path: Path, hub_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     two_episodes(buffer)
-    monkeypatch.setattr(lerobot_export, "_video_file_mb", lambda spec: 1e-6)
+    monkeypatch.setattr(lerobot_export, "_VIDEO_FILE_MB", 1e-6)
     export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
     assert len(list((tmp_path / "out").rglob("*.mp4"))) == 4
     item = opened(tmp_path / "out")[24 + 11]

@@ -50,7 +50,7 @@ def exported(buffer: Buffer, tmp_path: Path) -> Path:
     """An export of two episodes; each has video files of its own."""
     two_episodes(buffer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lerobot_export, "_video_file_mb", lambda spec: 1e-6)
+        patch.setattr(lerobot_export, "_VIDEO_FILE_MB", 1e-6)
         export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", instructions={"window-open": "open the window"})
     return tmp_path / "out"
 
