@@ -55,6 +55,7 @@ def picture(item: dict, camera: str) -> np.ndarray:
 def test_lerobot_reads_what_was_stored(buffer: Buffer, tmp_path: Path, hub_cache: None, video: bool) -> None:
     two_episodes(buffer)
     told: list[TransferProgress] = []
+    urgency = os.sched_getscheduler(0)
     done = export(
         buffer.ledger,
         buffer.store,
@@ -66,6 +67,7 @@ def test_lerobot_reads_what_was_stored(buffer: Buffer, tmp_path: Path, hub_cache
     )
     assert (done.episodes, done.rows, done.fps, done.video, done.left_out) == (2, 44, 80, video, ())
     assert told == [TransferProgress(1, 2, 24), TransferProgress(2, 2, 44)]
+    assert os.sched_getscheduler(0) == urgency, "the encoder makes the thread that opens it real-time"
     dataset = opened(tmp_path / "out")
     assert dataset.fps == 80
     assert dataset.meta.robot_type == "fake"
