@@ -16,7 +16,6 @@ from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 T = TypeVar("T")
 STATE_KEY, ACTION_KEY = "observation.state", "action"
 _FAR = 4.0
-_PREFIXES = ("observation.images.", "observation.")
 
 
 class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +178,7 @@ def _image_keys(source: DatasetSource) -> list[str]:
 
 
 def _short(key: str) -> str:
-    return next((key.removeprefix(prefix) for prefix in _PREFIXES if key.startswith(prefix)), key)
+    return key.removeprefix("observation.").removeprefix("images.")
 
 
 def _spec_of(source: DatasetSource, mapping: DatasetMapping) -> RobotSpec:

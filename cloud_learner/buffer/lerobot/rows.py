@@ -22,9 +22,7 @@ Frames = tuple[dict[int, bytes], ...]
 
 
 def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frames]:
-    """What is stored of one episode; `segments` in order of their index, at least one. Where one is missing, so are
-    its ticks.
-    """
+    """Put the segments of one episode together, in order of their index, at least one; ticks of a missing one lack."""
     cameras = [camera.name for camera in spec.cameras]
     frames: Frames = tuple({} for _ in cameras)
     for segment in segments:
