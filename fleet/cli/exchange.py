@@ -36,7 +36,9 @@ def export_lerobot(
     actor: Annotated[list[str] | None, typer.Option(help="Only the steps of human, script or policy.")] = None,
     newest: Annotated[int, typer.Option(min=0, help="Only so many of the newest episodes; 0: all.")] = 0,
     fps: Annotated[str, typer.Option(help="control, camera, or a rate that divides the control rate.")] = "control",
-    video: Annotated[bool | None, typer.Option(help="Video or lossless images; default: video where possible.")] = None,
+    video: Annotated[
+        bool | None, typer.Option(help="Video or images as stored; default: video where possible.")
+    ] = None,
     snapshot: Snapshot = "",
     validation: Validation = 0.0,
     held_out: HeldOut = False,
