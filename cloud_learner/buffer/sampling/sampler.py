@@ -118,6 +118,8 @@ class Sampler:
         self._budget, self._batch, self._seed, self.echo = budget_bytes, batch, seed, echo
         adaptive = target.mix.online
         self._losses = Losses(adaptive) if isinstance(adaptive, OnlineShare) else None
+        # ranks that draw from the same data must not draw the same
+        self._stream = seed + (index.rank << 64)
         self._number = self._repeated = 0
         self._reset()
         self.refresh(newest_version)
@@ -126,7 +128,7 @@ class Sampler:
         self._held = HeldSegments()
         self._known = EligibleSteps(self._index, self._target, self._cost)
         self._strata = [
-            Stratum(number, self._known, self._held, self._seed) for number in range(2 * len(self._index.tasks))
+            Stratum(number, self._known, self._held, self._stream) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
         self._recent: dict[int, WeightedRuns] = {}
@@ -176,11 +178,10 @@ class Sampler:
         there = self._index.row[some][~self._index.gone[some]]
         self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
         self._held.grow(self._known.segments)
-        segment = self._index.run_segment[runs]
-        number = 2 * self._index.task[segment] + self._index.online[segment]
+        number = self._known.strata(runs)
         for stratum in self._strata:
             stratum.look(runs[number == stratum.number], first, anew)
-        self._mass = np.array([stratum.eligible.mass for stratum in self._strata]).reshape(-1, 2)
+        self._mass = np.array([stratum.mass for stratum in self._strata]).reshape(-1, 2)
 
     def _usual_shares(self) -> np.ndarray:
         """float64[tasks, 2] of the strata, an adaptive online share counted as 0.5: what memory is divided by."""
@@ -232,7 +233,7 @@ class Sampler:
         parts = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
-        rng = generator(self._seed, 1, self._number)
+        rng = generator(self._stream, 1, self._number)
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = rng.permutation(self._batch)
         segments = self._index.run_segment[runs[order]]
@@ -314,8 +315,7 @@ class Sampler:
                 f"the target gives no weight to any of {here} segments at policy version {known.newest_version}. "
                 "Record a demonstration, take a robot over, or allow data of older versions."
             )
-        parts = [f"{task} ({part})" for task in tasks for part in ("offline", "online")]
-        some = ", ".join(part for part, stratum in zip(parts, self._strata, strict=True) if stratum.steps)
+        some = ", ".join(stratum.name for stratum in self._strata if stratum.steps)
         return f"the mix gives no share to {some}, the only data there is. Change the shares, or record other data."
 
     # --- going on later, and looking in ---------------------------------------------------------------------------
