@@ -226,7 +226,7 @@ class Sampler:
         """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
         shares = strata_shares(self._target.mix, self._index.tasks, self._mass, self._losses)
         if not shares.any():
-            raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
+            raise InvalidDataError(f"there is no step to learn from yet: {self.why_nothing()}")
         self._held.start_batch()
         for stratum in self._strata:
             stratum.start_batch(self.echo)
@@ -301,8 +301,8 @@ class Sampler:
             runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
         return runs, offsets
 
-    def _why_nothing(self) -> str:
-        """Why no step may be drawn, and what to do about it."""
+    def why_nothing(self) -> str:
+        """Why no step may be drawn, when none may, and what to do about it."""
         tasks, known = self._index.tasks, self._known
         here = int((~self._index.gone[: known.segments]).sum())
         if not here:
