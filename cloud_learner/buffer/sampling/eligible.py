@@ -150,7 +150,7 @@ class EligibleSteps:
         """Runs from `first` on have these weights, or had them."""
         if self.index.world > 1:
             runs = first + np.flatnonzero(weight)
-            np.add.at(self._counts, (self.strata(runs), self.index.ranks(runs)), change)
+            np.add.at(self._counts, (self.strata(runs), self.index.ranks(self.index.run_segment[runs])), change)
 
     def strata(self, runs: np.ndarray) -> np.ndarray:
         """int64[k] stratum of each of int64[k] `runs`: 2 * task + online."""

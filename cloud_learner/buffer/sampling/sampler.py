@@ -78,7 +78,7 @@ class SamplerState(msgspec.Struct, frozen=True):
     watermark: int
     newest_version: int
     content: int
-    """checksum of the ledger rows"""
+    """checksum of the ledger rows and of whom they were dealt to, which changes where some were pruned before"""
     credit: list[list[float]]
     losses: dict[str, list[list[float]]]
     strata: list[StratumState]
@@ -138,7 +138,7 @@ class Sampler:
         self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
         self._stale = False
         self._content = 0
-        """checksum of the ledger rows that are known and there"""
+        """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
 
     # --- between batches ------------------------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class Sampler:
     def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
         before = 0 if anew else self._known.segments
         runs, first = self._known.look(watermark, newest_version, anew)
-        some = slice(before, self._known.segments)
-        there = self._index.row[some][~self._index.gone[some]]
+        some = before + np.flatnonzero(~self._index.gone[before : self._known.segments])
+        there = self._index.row[some] * self._index.world + self._index.ranks(some)
         self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
         self._held.grow(self._known.segments)
         number = self._known.strata(runs)

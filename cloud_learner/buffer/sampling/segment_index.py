@@ -213,9 +213,9 @@ class SegmentIndex:
             self._segment[one].all[newly] = -1
         return newly
 
-    def ranks(self, runs: np.ndarray) -> np.ndarray:
-        """int32[k]: whom the episode of each of these int64[k] runs was dealt to."""
-        return self._episode["rank"].all[self.episode[self.run_segment[runs]]]
+    def ranks(self, segments: np.ndarray) -> np.ndarray:
+        """int32[k]: whom the episode of each of these int64[k] segments was dealt to."""
+        return self._episode["rank"].all[self.episode[segments]]
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         """int64[k] segment numbers of int64[k] ledger rows, -1 for rows that are not here or gone."""

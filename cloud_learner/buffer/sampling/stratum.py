@@ -81,7 +81,7 @@ class Stratum:
     def _ours(self, runs: np.ndarray) -> np.ndarray:
         """Those of int64[k] `runs` that this rank draws from."""
         index = self._known.index
-        return runs[index.ranks(runs) == index.rank] if self._split else runs
+        return runs[index.ranks(index.run_segment[runs]) == index.rank] if self._split else runs
 
     @property
     def mass(self) -> float:

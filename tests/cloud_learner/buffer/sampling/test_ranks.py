@@ -58,9 +58,9 @@ def strata_of(index: SegmentIndex, segments: np.ndarray) -> np.ndarray:
 
 def parted(index: SegmentIndex, eligible: np.ndarray) -> list[set[int]]:
     """By stratum the ranks with runs of their own that bool[runs] says may be drawn."""
-    runs = np.flatnonzero(eligible)
     found: list[set[int]] = [set() for _ in range(4)]
-    for stratum, rank in zip(strata_of(index, index.run_segment[runs]), index.ranks(runs), strict=True):
+    segments = index.run_segment[np.flatnonzero(eligible)]
+    for stratum, rank in zip(strata_of(index, segments), index.ranks(segments), strict=True):
         found[stratum].add(int(rank))
     return found
 
@@ -89,8 +89,7 @@ def test_every_rank_has_a_batch_as_soon_as_any_has_and_only_of_its_own_where_eac
                 assert (plan is not None) == any(with_data[0])
                 if plan is None:
                     continue
-                runs = index.run_offsets[plan.segments]
-                whose, stratum = index.ranks(runs), strata_of(index, plan.segments)
+                whose, stratum = index.ranks(plan.segments), strata_of(index, plan.segments)
                 for number in np.unique(stratum).tolist():
                     if len(with_data[0][number]) == world:
                         assert set(whose[stratum == number].tolist()) == {rank}
@@ -192,3 +191,15 @@ def test_more_or_fewer_ranks_go_on_from_a_state(world):
         assert one.sampler._number == 4
     drawn = [one.episodes(40) for one in group]
     assert set.union(*drawn) == kept and sum(map(len, drawn)) == len(kept)
+
+
+@pytest.mark.parametrize(("world", "goes_on"), [(1, True), (3, False)])
+def test_a_state_is_not_gone_on_from_where_episodes_are_dealt_in_another_way(world, goes_on):
+    book = Book()
+    for _ in range(9):
+        book.record([9])
+    before = Rank(book, 0, world, uniform())
+    book.prune({1})
+    before.follow(book)
+    before.episodes(2)
+    assert Rank(book, 0, world, uniform()).sampler.restore(before.sampler.state()) == goes_on
