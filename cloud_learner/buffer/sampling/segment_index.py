@@ -143,8 +143,8 @@ class SegmentIndex:
             # segment number of the one that came first
             "first": Growing(np.int64),
         }
-        self._dealt: dict[tuple[int, int], int] = {}
-        """episodes seen so far by task and source"""
+        self._to_deal: dict[tuple[int, int], tuple[np.random.Generator, list[int]]] = {}
+        """by task and source, the ranks that get the next episodes of this turn"""
         self._after = Growing(np.float64)
         # by the (episode, index) of a neighbour that is not there: the segment that waits for it. Few episodes are open
         self._no_following: dict[int, int] = {}
@@ -318,12 +318,18 @@ class SegmentIndex:
         if not on_side(facts.id, self._validation, self._held_out):
             return -1
         kind = self.tasks.index(facts.task), int(facts.source == _DEMONSTRATION)
-        turn, place = divmod(self._dealt.get(kind, 0), self.world)
-        self._dealt[kind] = turn * self.world + place + 1
-        # robots that take turns must not end up with one rank each, nor what is left over of each kind with the same
-        rank = np.random.default_rng((turn, *kind)).permutation(self.world)[place] if self.world > 1 else 0
-        new.append((number, *kind, int(rank)))
+        new.append((number, *kind, self._deal(kind) if self.world > 1 else 0))
         return len(self.episode_numbers) + len(new) - 1
+
+    def _deal(self, kind: tuple[int, int]) -> int:
+        if kind not in self._to_deal:
+            # what is left over of each kind must not be the same rank's
+            self._to_deal[kind] = np.random.default_rng(kind), []
+        rng, ranks = self._to_deal[kind]
+        if not ranks:
+            # robots that take turns must not end up with one rank each
+            ranks += rng.permutation(self.world).tolist()
+        return ranks.pop()
 
     def _append_runs(self, index: SegmentColumns, wanted: np.ndarray, added: np.ndarray) -> None:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
