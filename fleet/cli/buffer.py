@@ -237,10 +237,18 @@ def snapshots(data: Data = DATA, as_json: AsJson = False) -> None:
 def sample(
     data: Data = DATA,
     recipe: Annotated[
-        str, unset("As the trainer of this recipe would; default: the fleet's own, and its policy.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=SHARE]",
+            help="As the trainer of this recipe would; several: each has its share of the batches. Default: the "
+            "fleet's own, and its policy.",
+        ),
+    ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Write a contact sheet of its pictures.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.png", help="Write a contact sheet of its pictures; of several recipes, FILE-RECIPE.png."
+        ),
     ] = None,
     snapshot: Snapshot = "",
     validation: Validation = 0.0,
@@ -255,14 +263,28 @@ def sample(
     """Draw a batch as the trainer would, and say what it holds."""
     from fleet.tools import sample_batch
 
-    drawn = sample_batch.draw_batch(
-        data, recipe, snapshot=snapshot, validation=validation, held_out=held_out, n_step=n_step, seed=seed
+    shares: dict[str, float] = {}
+    for text in recipe or [""]:
+        name, equals, share = text.partition("=")
+        if name in shares or (equals and not name):
+            raise ConfigError(f"--recipe {text!r}: write NAME or NAME=SHARE, each name once.")
+        shares[name] = to_float(share, name) if equals else 1.0
+    drawn, missing = sample_batch.draw_batches(
+        data, shares, snapshot=snapshot, validation=validation, held_out=held_out, n_step=n_step, seed=seed
     )
-    found = sample_batch.summarize(drawn)
-    echo_json(found) if as_json else typer.echo(sample_batch.render(found))
-    if pictures is not None:
-        sample_batch.write_picture(pictures, sample_batch.contact_sheet(drawn))
-        typer.echo(f"{pictures} written.", err=True)
+    for name, why in missing.items():
+        typer.echo(f"recipe '{name}' gives its share to the others: {why}", err=True)
+    found = [sample_batch.summarize(one) for one in drawn]
+    if as_json:
+        echo_json(found if len(shares) > 1 else found[0])
+    else:
+        typer.echo("\n\n".join(map(sample_batch.render, found)))
+    if pictures is None:
+        return
+    for one in [one for one in drawn if one.batch["images"]] or drawn:
+        path = pictures.with_stem(f"{pictures.stem}-{one.recipe}") if len(shares) > 1 else pictures
+        sample_batch.write_picture(path, sample_batch.contact_sheet(one))
+        typer.echo(f"{path} written.", err=True)
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_echo: float = 8.0
     """echo is raised up to this while loading is what the trainer waits for"""
     samples_per_insert: float = 0.0
-    """at most so many steps are drawn for each step that was recorded (`ReplayDataset.ahead_of_data`); 0: any number"""
+    """at most so many steps drawn by all ranks for each recorded one (`ReplayDataset.ahead_of_data`); 0: any number"""
     validation: float = 0.0
     """share of the episodes that are held out, by `segment_index.on_side`: the same ones for everybody and for good"""
     held_out: bool = False
@@ -63,7 +63,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """draw from nothing that was committed after this ledger row, such as that of a snapshot; 0: from all"""
     rank: int = 0
     world: int = 1
-    """ranks share the episodes: each gets those that the index deals to it"""
+    """each rank draws from its own episodes of a task and source, or all from all while one has none to learn from"""
     workers: int = 0
     """loading threads; 0 loads in the thread that gathers"""
     prefetch: int = 2
@@ -147,5 +147,6 @@ class DatasetState(msgspec.Struct, frozen=True):
     watermark: int
     pending: tuple[PendingBatch, ...]
     batches: int
+    sampled: int
     recorded: int
     drawn: tuple[int, ...]

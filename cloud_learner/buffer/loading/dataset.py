@@ -106,7 +106,8 @@ class ReplayDataset:
         self._left_over: np.ndarray = np.zeros(0, np.int64)
         """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
-        self._batches = self._recorded = 0
+        self._batches = self._sampled = self._recorded = 0
+        """batches of this rank; steps that all ranks drew, and that were recorded"""
         self._labelled = 0
         """newest revision of the steps' labels that was looked at"""
         self._waited_s, self._looked_s = 0.0, time.perf_counter()
@@ -152,9 +153,8 @@ class ReplayDataset:
     @property
     def ahead_of_data(self) -> bool:
         """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded so far."""
-        config = self.config
-        drawn = self._batches * config.batch * config.ticks_per_frame
-        return bool(config.samples_per_insert) and drawn >= config.samples_per_insert * self._recorded
+        most = self.config.samples_per_insert
+        return bool(most) and self._sampled >= most * self._recorded
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -186,6 +186,7 @@ class ReplayDataset:
             self._pending.popleft()
             if batch is not None:
                 self._batches += 1
+                self._sampled += self.config.batch * self.config.ticks_per_frame * self.config.world
                 self._drawn.update(np.unique(batch["episode"]).tolist())  # type: ignore[call-overload]
                 return batch
         raise CorruptDataError(
@@ -249,7 +250,8 @@ class ReplayDataset:
         drawn = tuple(sorted(self._drawn))
         settings, sampler = self.config.settings(), self.sampler.state()
         watermark = self.universe.watermark
-        state = DatasetState(settings, sampler, watermark, pending, self._batches, self._recorded, drawn)
+        counts = self._batches, self._sampled, self._recorded
+        state = DatasetState(settings, sampler, watermark, pending, *counts, drawn)
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -277,7 +279,7 @@ class ReplayDataset:
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
-        self._batches, self._drawn = saved.batches, set(saved.drawn)
+        self._batches, self._sampled, self._drawn = saved.batches, saved.sampled, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
         try:
             same = self.sampler.restore(saved.sampler)

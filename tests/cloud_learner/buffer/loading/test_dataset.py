@@ -665,13 +665,30 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2), sampler=HoldAll) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=2.0)) as feed:
             feed.refresh()
-            for _ in range(60):
+            batches = 0
+            while not feed.ahead_of_data:
                 feed.next()
+                batches += 1
+            assert batches == -(-int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
+            assert (feed.finished("online"), feed.finished("demonstration")) == (6, 3), "of both"
             drawn.append(feed.drawn_episodes())
     assert drawn[0] | drawn[1] == there
     assert not drawn[0] & drawn[1]
+
+
+def test_a_rank_without_an_episode_draws_from_those_of_others():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [20, 20], 1))
+    batches = []
+    for rank in range(3):
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=3)) as feed:
+            feed.refresh()
+            batches.append(copied(feed.next()))
+    assert all(set(batch["episode"].tolist()) == {1} for batch in batches)
+    assert not np.array_equal(batches[0]["tick"], batches[1]["tick"])
 
 
 def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
@@ -874,10 +891,11 @@ def test_a_state_is_gone_on_from_with_more_or_fewer_ranks():
         for rank in range(world):
             with ReplayDataset(buffer, buffer, spec, config(world=world, rank=rank)) as feed:
                 assert not feed.restore(state)
-                assert feed.stats.batches == 3
+                assert feed.stats.batches == 3 and feed.drawn_episodes()
                 feed.refresh()
-                feed.next()
-                there.append(set(feed.universe.episode_numbers.tolist()))
+                for _ in range(40):
+                    feed.next()
+                there.append(feed.drawn_episodes())
     assert there[0] == there[1] | there[2] | there[3] == set(buffer.numbers.values())
     assert sum(map(len, there[1:])) == 16
 
