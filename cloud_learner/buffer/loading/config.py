@@ -135,8 +135,8 @@ class PendingBatch(msgspec.Struct, frozen=True):
     number: int
     watermark: int
     newest_version: int
-    draws: str
-    """base64 of `loader.DRAW`[b]"""
+    draws: bytes
+    """`loader.DRAW`[b]"""
 
 
 class DatasetState(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.loading.cache import FrameCache, StepCache
+from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.sampling.target import uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import robot
@@ -17,7 +18,8 @@ LOOKAHEAD = 6
 
 def layout(cameras=1) -> Layout:
     spec = robot([(4, 4, 20.0)] * cameras)
-    return Layout.of(spec, LOOKAHEAD, uniform().starts, uniform().continues)
+    config = DatasetConfig(tasks={"do": "do it"}, target=uniform(), batch=1, horizon=LOOKAHEAD + 1)
+    return Layout(spec, config)
 
 
 def row_bytes(plan):
@@ -89,9 +91,12 @@ def test_a_pool_holds_what_was_put_in_through_any_history(cameras):
         elif there and choice < 0.6:
             segment = list(there)[int(rng.integers(len(there)))]
             steps, own = there[segment]
-            after = records(plan, 0, int(rng.integers(0, LOOKAHEAD + 1)), rng)
-            pool.look_ahead(segment, after)
-            there[segment] = np.concatenate([steps[:own], after]), own
+            later = records(plan, own, int(rng.integers(0, LOOKAHEAD + 1)), rng)
+            for name in ("reward", "eligible"):
+                later[name][:own] = steps[name][:own]
+            pool.update(segment, later)
+            later["frame"][:own] = steps["frame"][:own]
+            there[segment] = later, own
         else:
             own = int(rng.integers(1, 60))
             there[number] = records(plan, own, int(rng.integers(0, LOOKAHEAD + 1)), rng), own

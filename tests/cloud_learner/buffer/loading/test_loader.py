@@ -16,7 +16,7 @@ from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layo
 from cloud_learner.buffer.loading.loader import SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.buffer.sampling.target import imitation, uniform
+from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, fleet, same
 from tests.cloud_learner.buffer.stored import WatchedRequests
@@ -27,9 +27,8 @@ SPEC = robot([(16, 16, 20.0), (16, 16, 40.0)])
 TWO_SHAPES = robot([(16, 16, 20.0), (8, 24, 40.0)])
 
 
-def layout(spec=SPEC, lookahead=5, target=None) -> Layout:
-    target = target or uniform()
-    return Layout.of(spec, lookahead, target.starts, target.continues)
+def layout(spec=SPEC, lookahead=5, **options) -> Layout:
+    return Layout(spec, config(horizon=lookahead + 1, **options))
 
 
 # --- one block --------------------------------------------------------------------------------------------------------
@@ -48,7 +47,7 @@ def load(buffer, job, plan=None):
 
     loaded = load_segments(job, reserve, frames, buffer.read, plan)
     used = tuple(count - len(rows) for count, rows in zip(asked[0], loaded.unused, strict=True))
-    return loaded, {s.row: s.records for s in loaded.segments}, frames, used
+    return loaded, {s.request.row: s.records for s in loaded.segments}, frames, used
 
 
 def pixels(segment, camera, time):
@@ -66,7 +65,7 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     loaded, records, frames, used = load(
         buffer, LoadJob(1, (SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan
     )
-    assert [(s.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
+    assert [(s.request.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
     assert len(records[2]) == 35
     np.testing.assert_array_equal(records[2]["state"][30:], np.concatenate([s.state for s in segments[2:]])[:5])
     owned = set()
@@ -148,12 +147,11 @@ def test_what_is_wrong_with_a_block_is_said():
             ),
         ),
     )
-    assert [s.row for s in loaded.segments] == [1, 3]
+    assert [s.request.row for s in loaded.segments] == [1, 3]
     assert loaded.missing == {2: "it is damaged", 99: "it is not there (any more, or not yet)"}
     # what follows ends where the damage begins
     assert len(records[1]) == 20
-    assert loaded.unreadable_frames >= 2
-    assert loaded.unreadable_in == (3,)
+    assert loaded.unreadable.keys() == {3} and loaded.unreadable[3] >= 2
     assert (records[3]["frame"][records[3]["eligible"], 1] <= UNREADABLE_FRAME).any()
 
 
@@ -231,14 +229,15 @@ def test_threads_change_no_batch(filled):
         assert stats.bytes <= 250_000
 
 
-def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
+@pytest.mark.parametrize("options", [{"max_offset": 4}, {"n_step": 3}])
+def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled, options):
     place, segments = filled
     ledger, store = place.open_writer()
-    rng, said = np.random.default_rng(0), {}
+    rng, said, name = np.random.default_rng(0), {}, f"advantage_{next(iter(options))}"
 
     def label(rows):
         values = {row: rng.normal(size=segments[row].steps).astype(np.float32) for row in rows}
-        ledger.put_step_labels("advantage", values)
+        ledger.put_step_labels(name, values)
         said.update(values)
 
     def check(batch):
@@ -249,12 +248,12 @@ def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
             for t in range(segment.steps)
         }
         for i, at in enumerate(zip(batch["episode"].tolist(), batch["tick"].tolist(), strict=True)):
-            np.testing.assert_array_equal(batch["labels"]["advantage"][i], np.float32(steps[at]))
+            np.testing.assert_array_equal(batch["labels"][name][i], np.float32(steps[at]))
             assert np.isnan(batch["labels"]["value"][i])
 
     label(list(segments)[::2])
     ledger.put_step_labels("other", {row: np.zeros(segments[row].steps) for row in segments})
-    options = {"labels": ("advantage", "value"), "lead": 3, "batch": 64, "max_offset": 4}
+    options = {"labels": (name, "value"), "lead": 3, "batch": 64, **options}
     with open_dataset(place, SPEC, config(**options)) as feed:
         feed.refresh()
         for _ in range(10):
@@ -266,6 +265,7 @@ def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
             feed.next()
         for _ in range(10):
             check(feed.next())
+        assert feed.stats.loaded == feed.stats.segments > 30, "what is in memory has its frames"
     store.close()
     ledger.close()
 
@@ -307,7 +307,7 @@ def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
         slow.set()
         for number in range(6):
             (segment,) = loader.take(number).segments
-            assert segment.row == number + 1
+            assert segment.request.row == number + 1
             numbers = np.unique(segment.records["frame"])
             loader.release((numbers[numbers >= 0],), step_bytes)
         assert arena.used_bytes == 0
@@ -333,7 +333,7 @@ def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
         for _ in range(2):
             with pytest.raises(StorageError, match="away"):
                 loader.take(0)
-        assert [loader.take(number).segments[0].row for number in range(5)] == [1, 2, 3, 4, 5]
+        assert [loader.take(number).segments[0].request.row for number in range(5)] == [1, 2, 3, 4, 5]
     finally:
         loader.close()
 
@@ -349,10 +349,8 @@ def test_a_job_reads_at_once_and_no_more_than_its_windows_show():
         return read(rows)
 
     buffer.read = noting
-    target = uniform()
-    plan = Layout.of(spec, 5, target.starts, target.continues, history=4)
-    job = LoadJob(0, (SegmentRequest(4, (3, 2, 1), (5,)),), (SegmentRequest(5, (), (6,)),))
-    load(buffer, job, plan)
+    job = LoadJob(0, (SegmentRequest(4, (3, 2, 1), (5,)), SegmentRequest(5, (4, 3), (6,), frames=False)))
+    load(buffer, job, layout(spec, history=4))
     assert asked == [[3, 4, 5, 6]]
 
 
