@@ -99,7 +99,7 @@ class BatchBuilder:
             row = segment.request.row
             self.elsewhere.discard(row)
             if segment.request.frames:
-                self.steps.insert(row, segment.records, segment.own)
+                self.steps.insert(row, segment.records, segment.own, segment.frames)
             elif row in self.steps:
                 self.steps.update(row, segment.records)
 

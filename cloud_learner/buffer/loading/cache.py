@@ -168,10 +168,10 @@ class StepCache:
         found = [-1 if (extent := extents.get(s)) is None else extent.first for s in segments.tolist()]
         return np.array(found, np.int64)
 
-    def insert(self, segment: int, records: np.ndarray, own: int) -> None:
+    def insert(self, segment: int, records: np.ndarray, own: int, frames: Rows) -> None:
         """`records`: the layout's record of the n steps before, of `own` steps and of what is there of the L after."""
         first = self._allocate(own + self._around) + self._before
-        extent = Extent(first, own, len(records) - self._before, self._frames_of(records))
+        extent = Extent(first, own, len(records) - self._before, frames)
         self._extents[segment] = extent
         self._write(first - self._before, records)
         reward = self.columns["reward"][first : first + own].astype(np.float64)
@@ -201,14 +201,6 @@ class StepCache:
         for name in records.dtype.names or ():
             if name in self.columns and name != but:
                 self.columns[name][first : first + len(records)] = records[name]
-
-    def _frames_of(self, records: np.ndarray) -> Rows:
-        found = []
-        for shape in range(len(self._layout.shapes)):
-            cameras = [c for c, other in enumerate(self._layout.shape_of) if other == shape]
-            numbers = np.unique(records["frame"][:, cameras])
-            found.append(numbers[numbers >= 0])
-        return tuple(found)
 
     def _link(self, extent: Extent) -> None:
         """`run` and `left` of all filled steps."""

@@ -32,7 +32,7 @@ from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.store.store import ReadResult, SegmentStore
 from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.messages.gateway import Segment
@@ -84,9 +84,7 @@ class ReplayDataset:
         """what the index follows, and whether segments left it that the sampler does not know of"""
         self._version = 0
         """newest policy version that the sampler knows"""
-        self._loader = SegmentLoader(
-            self._frames, store.read, self._layout, self._fresh, config.workers, self._read_labels
-        )
+        self._loader = SegmentLoader(self._frames, self._read, self._layout, config.workers)
         self._builder = BatchBuilder(self._frames, self._loader, self._layout)
         self._closing = contextlib.ExitStack()
         self._pending: deque[LoadPlan] = deque()
@@ -213,7 +211,7 @@ class ReplayDataset:
             newest_row=self.newest_row,
             echo=self.echo,
             loaded=loader.segments,
-            from_gateway=loader.from_gateway,
+            from_gateway=self._fresh.given,
             damaged=loader.damaged,
             unreadable_frames=loader.unreadable_frames,
             replaced=self._builder.replaced,
@@ -351,13 +349,16 @@ class ReplayDataset:
             self._builder.elsewhere.difference_update(sealed)
             self._planner.note_readable(sealed)
 
-    def _read_labels(self, rows: Sequence[int]) -> dict[int, np.ndarray]:
-        """float32[T, L] by ledger row, nan where nobody said anything."""
-        names, found = self.config.labels, {}
-        for row, labels in self._ledger.step_labels(rows, names).items() if names else ():
-            nothing = np.full(len(next(iter(labels.values()))), np.nan, np.float32)
-            found[row] = np.stack([labels.get(name, nothing) for name in names], 1)
-        return found
+    def _read(self, rows: Sequence[int]) -> ReadResult:
+        """What the gateway gave, the rest from the store, and the labels of all. For any thread."""
+        fresh, names = self._fresh.get(rows), self.config.labels
+        others = [row for row in rows if row not in fresh]
+        found = self._store.read(others) if others else ReadResult({}, {})
+        labels = {}
+        for row, said in self._ledger.step_labels(rows, names).items() if names else ():
+            nothing = np.full(len(next(iter(said.values()))), np.nan, np.float32)
+            labels[row] = np.stack([said.get(name, nothing) for name in names], 1)
+        return ReadResult({**found.segments, **fresh}, found.damaged, found.elsewhere, labels)
 
     def _newest_version(self) -> int:
         newest = self._ledger.newest_version()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -55,6 +55,8 @@ class LoadedSteps(msgspec.Struct, frozen=True, eq=False):
     request: SegmentRequest
     own: int
     """how many of the steps are its own"""
+    frames: Rows
+    """what it takes of the memory for frames"""
     records: np.ndarray
     """the layout's records: the `history` steps before it if its frames were asked for, its own, those after it"""
 
@@ -63,8 +65,6 @@ class Loaded(msgspec.Struct, frozen=True, eq=False):
     """A job that was done."""
 
     segments: tuple[LoadedSteps, ...]
-    unused: Rows
-    """frames that were reserved and not written"""
     missing: dict[int, str]
     """ledger row: why it could not be read"""
     elsewhere: tuple[int, ...]
@@ -78,6 +78,8 @@ class FreshSegments:
 
     def __init__(self, cap_bytes: int) -> None:
         self._cap_bytes = cap_bytes
+        self.given = 0
+        """segments that had not to be read"""
         self._segments: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -96,7 +98,9 @@ class FreshSegments:
     def get(self, rows: Sequence[int]) -> dict[int, Segment]:
         """Those of `rows` that are here."""
         with self._lock:
-            return {row: self._segments[row][0] for row in rows if row in self._segments}
+            found = {row: self._segments[row][0] for row in rows if row in self._segments}
+            self.given += len(found)
+            return found
 
 
 def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
@@ -110,27 +114,48 @@ def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], 
     there = [w for w in job.wanted if w.row in block.segments]
     records = [block.records(w) for w in there]
     seen = [block.frames_seen(w, steps) if w.frames else [] for w, steps in zip(there, records, strict=True)]
-    needed = [0] * len(layout.shapes)
-    for views in seen:
+    needed = np.zeros((len(there), len(layout.shapes)), np.int64)
+    for number, views in enumerate(seen):
         for c, view in enumerate(views):
-            needed[layout.shape_of[c]] += sum(image is not None for image in view.images)
+            needed[number, layout.shape_of[c]] += sum(image is not None for image in view.images)
     # all that can fail has been done, but for decoding
     own = np.array([block.segments[w.row].steps for w in there if w.frames], np.int64)
-    decoder = _Decoder(reserve(needed, own), frames)
-    unreadable: dict[int, int] = {}
-    for w, steps, views in zip(there, records, seen, strict=True):
+    room = reserve(needed.sum(0).tolist(), own)
+    decoded: list[dict[bytes, int]] = [{} for _ in layout.shapes]
+    segments, unreadable = [], {}
+    for w, steps, views, count, end in zip(there, records, seen, needed, np.cumsum(needed, 0), strict=True):
+        mine = tuple(rows[last - some : last] for rows, some, last in zip(room, count, end, strict=True))
+        free = [iter(rows.tolist()) for rows in mine]
         for c, view in enumerate(views):
-            numbers = np.array([decoder.decode(layout.shape_of[c], image) for image in view.images], np.int32)
+            shape = layout.shape_of[c]
+            numbers = _decode(view.images, free[shape], frames[shape], decoded[shape])
             steps["frame"][view.steps, c] = numbers[view.which]
             if torn := int((numbers == UNREADABLE_FRAME).sum()):
                 unreadable[w.row] = unreadable.get(w.row, 0) + torn
+        segments.append(LoadedSteps(w, block.segments[w.row].steps, mine, steps))
     return Loaded(
-        tuple(LoadedSteps(w, block.segments[w.row].steps, steps) for w, steps in zip(there, records, strict=True)),
-        unused=decoder.unused,
+        tuple(segments),
         missing={w.row: block.missing[w.row] for w in job.wanted if w.row in block.missing},
         elsewhere=tuple(sorted(block.elsewhere)),
         unreadable=unreadable,
     )
+
+
+def _decode(
+    images: Sequence[bytes | None], free: Iterator[int], frames: np.ndarray, decoded: dict[bytes, int]
+) -> np.ndarray:
+    """int32[n]: the number in `frames` of each of n images, or why it has none. What is in `decoded` is only copied."""
+    found = np.full(len(images), NO_FRAME, np.int32)
+    for position, image in enumerate(images):
+        if image is None:
+            continue
+        number = next(free)
+        if image not in decoded:
+            decoded[image] = number if _decode_into(image, frames[number]) else UNREADABLE_FRAME
+        elif decoded[image] != UNREADABLE_FRAME:
+            frames[number] = frames[decoded[image]]
+        found[position] = UNREADABLE_FRAME if decoded[image] == UNREADABLE_FRAME else number
+    return found
 
 
 def records_of(segment: Segment, layout: Layout, labels: np.ndarray | None = None) -> np.ndarray:
@@ -253,35 +278,6 @@ class _Block:
             return
         for number in np.flatnonzero(np.isin(brought.times_ns, times)).tolist():
             images.setdefault(int(brought.times_ns[number]), brought.encoded[number])
-
-
-class _Decoder:
-    """Decodes each frame once, into the next free row; a segment that saw the same frame gets a copy."""
-
-    def __init__(self, room: Rows, frames: Sequence[np.ndarray]) -> None:
-        self._free, self._frames = [rows.tolist()[::-1] for rows in room], frames
-        self._known: dict[tuple[int, bytes], int] = {}
-
-    @property
-    def unused(self) -> Rows:
-        """What is left of the room."""
-        return tuple(np.array(rows, np.int32) for rows in self._free)
-
-    def decode(self, shape: int, image: bytes | None) -> int:
-        """Number of the frame in the memory of its shape, or why there is none."""
-        if image is None:
-            return NO_FRAME
-        free, frames = self._free[shape], self._frames[shape]
-        known = self._known.get((shape, image))
-        if known is None:
-            known = free[-1] if _decode_into(image, frames[free[-1]]) else UNREADABLE_FRAME
-            self._known[shape, image] = known
-        if known == UNREADABLE_FRAME:
-            return known
-        number = int(free.pop())
-        if known != number:
-            frames[number] = frames[known]
-        return number
 
 
 def _decode_into(image: bytes, to: np.ndarray) -> bool:

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.loading.cache import FrameCache, Rows
-from cloud_learner.buffer.loading.decode import (
-    CARRY_BACK,
-    FreshSegments,
-    Loaded,
-    LoadJob,
-    Read,
-    SegmentRequest,
-    load_segments,
-)
+from cloud_learner.buffer.loading.decode import CARRY_BACK, Loaded, LoadJob, Read, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sampler import BatchPlan
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.store.store import ReadResult
 from wire.errors import ConfigError, StorageError
 
 log = logging.getLogger(__name__)
@@ -213,8 +204,6 @@ class LoaderStats(msgspec.Struct):
     damaged: int = 0
     """segments that could not be read and were left out"""
     unreadable_frames: int = 0
-    from_gateway: int = 0
-    """segments that had not to be read"""
     named: set[int] = msgspec.field(default_factory=set)
     """ledger rows that the log has named"""
 
@@ -238,18 +227,9 @@ class LoaderStats(msgspec.Struct):
 class SegmentLoader:
     """Does jobs in the order of their numbers. `release` and `take` may be called in another thread than `submit`."""
 
-    def __init__(
-        self,
-        cache: FrameCache,
-        read: Read,
-        layout: Layout,
-        fresh: FreshSegments,
-        threads: int,
-        read_labels: Callable[[Sequence[int]], dict[int, np.ndarray]] = lambda rows: {},
-    ) -> None:
-        """Without `threads` each job is done when it is taken. `read_labels`: float32[T, L] by ledger row."""
-        self._read_labels = read_labels
-        self._cache, self._store_read, self._layout, self._fresh = cache, read, layout, fresh
+    def __init__(self, cache: FrameCache, read: Read, layout: Layout, threads: int) -> None:
+        """Without `threads` each job is done when it is taken."""
+        self._cache, self._read, self._layout = cache, read, layout
         self._frames = [cache.frames(shape) for shape in range(len(layout.shapes))]
         self._threads = ThreadPoolExecutor(threads, "loading") if threads else None
         self._changed = threading.Condition()
@@ -281,7 +261,6 @@ class SegmentLoader:
             raise
         del self._jobs[number]
         self.stats.note(loaded)
-        self.release(loaded.unused, 0)
         return loaded
 
     def release(self, frames: Rows, charge: int) -> None:
@@ -319,12 +298,3 @@ class SegmentLoader:
                     )
                 self._changed.wait()
         raise StorageError("the loader was closed.")
-
-    def _read(self, rows: Sequence[int]) -> ReadResult:
-        given = self._fresh.get(rows)
-        with self._changed:
-            self.stats.from_gateway += len(given)
-        others = [row for row in rows if row not in given]
-        found = self._store_read(others) if others else ReadResult({}, {})
-        labels = self._read_labels(rows)
-        return ReadResult({**found.segments, **given}, found.damaged, found.elsewhere, labels)

@@ -119,30 +119,6 @@ def settle(pool: StepCache, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] 
     return positions, rows[positions]
 
 
-def spread(
-    pool: StepCache,
-    rows: np.ndarray,
-    offsets: np.ndarray,
-    ticks: int,
-    rng: np.random.Generator,
-    weigh: Weigh | None = None,
-) -> np.ndarray:
-    """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`, by weight."""
-    first = rows - offsets
-    mates, group = pool.columns["mates"][rows], pool.columns["group"][rows]
-    if weigh is None:
-        number = rng.integers(0, mates[:, None], size=(len(rows), ticks))
-    else:
-        every = np.arange(mates.max())
-        others = pool.columns["eligible_offset"][
-            first[:, None] + group[:, None] + np.minimum(every, mates[:, None] - 1)
-        ]
-        until = np.cumsum(np.where(every < mates[:, None], weigh(first[:, None] + others), 0.0), 1)
-        point = rng.random((len(rows), ticks)) * until[:, -1:]
-        number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates[:, None] - 1)
-    return first[:, None] + pool.columns["eligible_offset"][first[:, None] + group[:, None] + number]
-
-
 class WindowReader:
     """Batches of what lies in the step cache `pool` and in `frames`, uint8[rows, h, w, 3] by shape."""
 
@@ -164,7 +140,7 @@ class WindowReader:
         seen, offset, return_after = rows, draws["offset"], draws["return_after"]
         tick = draws["first_tick"] + offset
         if config.ticks_per_frame > 1:
-            seen = spread(self._pool, rows, offset, config.ticks_per_frame, rng, weigh)
+            seen = self._spread(rows, offset, rng, weigh)
             return_after = return_after[:, None]
             tick = tick[:, None] + (seen - rows[:, None])
         start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
@@ -209,6 +185,23 @@ class WindowReader:
         if config.history:
             self._add_past(batch, rows, seen, start, slot)
         return batch
+
+    def _spread(
+        self, rows: np.ndarray, offsets: np.ndarray, rng: np.random.Generator, weigh: Weigh | None
+    ) -> np.ndarray:
+        """int64[b, k] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`, by weight."""
+        columns, ticks = self._pool.columns, self._config.ticks_per_frame
+        first, mates = rows - offsets, columns["mates"][rows][:, None]
+        group = (first + columns["group"][rows])[:, None]
+        if weigh is None:
+            number = rng.integers(0, mates, size=(len(rows), ticks))
+        else:
+            every = np.arange(mates.max())
+            others = first[:, None] + columns["eligible_offset"][group + np.minimum(every, mates - 1)]
+            until = np.cumsum(np.where(every < mates, weigh(others), 0.0), 1)
+            point = rng.random((len(rows), ticks)) * until[:, -1:]
+            number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates - 1)
+        return first[:, None] + columns["eligible_offset"][group + number]
 
     def _postpone(
         self, start: np.ndarray, online: np.ndarray, rng: np.random.Generator, weigh: Weigh | None

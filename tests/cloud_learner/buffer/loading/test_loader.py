@@ -11,7 +11,7 @@ import pytest
 
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.dataset import open_dataset
-from cloud_learner.buffer.loading.decode import FreshSegments, LoadJob, SegmentRequest, load_segments
+from cloud_learner.buffer.loading.decode import LoadJob, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.loading.loader import SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
@@ -46,8 +46,7 @@ def load(buffer, job, plan=None):
         return arena.reserve(counts, int(plan.step_bytes(steps).sum()))
 
     loaded = load_segments(job, reserve, frames, buffer.read, plan)
-    used = tuple(count - len(rows) for count, rows in zip(asked[0], loaded.unused, strict=True))
-    return loaded, {s.request.row: s.records for s in loaded.segments}, frames, used
+    return loaded, {s.request.row: s.records for s in loaded.segments}, frames, tuple(asked[0])
 
 
 def pixels(segment, camera, time):
@@ -68,7 +67,7 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     assert [(s.request.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
     assert len(records[2]) == 35
     np.testing.assert_array_equal(records[2]["state"][30:], np.concatenate([s.state for s in segments[2:]])[:5])
-    owned = set()
+    owned, charged = set(), {s.request.row: s.frames for s in loaded.segments}
     for row, segment in ((1, segments[0]), (2, segments[1])):
         own = records[row][:30]
         for c, camera in enumerate(spec.cameras):
@@ -82,8 +81,10 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
             assert len(pairs) == len({time for time, _ in pairs}) == len({number for _, number in pairs})
             assert (own["frame"][~own["eligible"], c] == NO_FRAME).all()
             mine = {(plan.shape_of[c], number) for _, number in pairs}
+            assert mine <= {(shape, int(n)) for shape, numbers in enumerate(charged[row]) for n in numbers}
             assert not mine & owned
             owned |= mine
+    assert sum(len(numbers) for rows in charged.values() for numbers in rows) == len(owned)
     assert sum(used) == len(owned)
     assert (records[1]["frame"][30:] == NO_FRAME).all()
 
@@ -155,7 +156,7 @@ def test_what_is_wrong_with_a_block_is_said():
     assert (records[3]["frame"][records[3]["eligible"], 1] <= UNREADABLE_FRAME).any()
 
 
-def test_the_loader_reserves_what_it_needs_and_gives_back_what_was_not_written():
+def test_the_loader_reserves_what_it_needs_and_a_segment_gives_all_of_it_back():
     buffer = MemoryBuffer(SPEC)
     (segment,) = record(SPEC, "e", [40], 2, source="demonstration")
     frames = segment.frames["camera1"]
@@ -164,15 +165,17 @@ def test_the_loader_reserves_what_it_needs_and_gives_back_what_was_not_written()
     plan = layout()
     for threads in (0, 2):
         arena = FrameCache(plan.shapes, 1_000_000)
-        loader = SegmentLoader(arena, buffer.read, plan, FreshSegments(1000), threads)
+        loader = SegmentLoader(arena, buffer.read, plan, threads)
         loader.submit(LoadJob(0, (SegmentRequest(1),)))
         (loaded,) = loader.take(0).segments
-        kept = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0]))
+        shown = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0])) + 1
         charge = int(plan.step_bytes(np.array([40]))[0])
-        assert arena.used_bytes == charge + 768 * kept
+        assert arena.used_bytes == charge + 768 * shown
         loader.submit(LoadJob(1, (SegmentRequest(1),) * 2000))
         with pytest.raises(ConfigError, match="no room for"):
             loader.take(1)
+        loader.release(loaded.frames, charge)
+        assert arena.used_bytes == 0
         loader.close()
 
 
@@ -300,7 +303,7 @@ def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
     step_bytes = int(plan.step_bytes(np.array([30]))[0])
     # two of them fit at a time
     arena = FrameCache(plan.shapes, 2 * (max(loads) * 768 + step_bytes))
-    loader = SegmentLoader(arena, late, plan, FreshSegments(1000), 3)
+    loader = SegmentLoader(arena, late, plan, 3)
     try:
         for number in range(6):
             loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
@@ -308,8 +311,7 @@ def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
         for number in range(6):
             (segment,) = loader.take(number).segments
             assert segment.request.row == number + 1
-            numbers = np.unique(segment.records["frame"])
-            loader.release((numbers[numbers >= 0],), step_bytes)
+            loader.release(segment.frames, step_bytes)
         assert arena.used_bytes == 0
     finally:
         loader.close()
@@ -326,7 +328,7 @@ def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
             raise StorageError("the store is away.")
         return read(rows)
 
-    loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), FreshSegments(1000), 2)
+    loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), 2)
     try:
         for number in range(5):
             loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
@@ -382,7 +384,7 @@ def test_a_closed_loader_wakes_who_waits():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*record(SPEC, "e", [40, 40], 2, source="demonstration"))
     arena = FrameCache(layout().shapes, 45 * 768)
-    loader = SegmentLoader(arena, buffer.read, layout(), FreshSegments(1000), 1)
+    loader = SegmentLoader(arena, buffer.read, layout(), 1)
     loader.submit(LoadJob(0, (SegmentRequest(1),)))
     loader.submit(LoadJob(1, (SegmentRequest(2),)))
     # the second waits for memory

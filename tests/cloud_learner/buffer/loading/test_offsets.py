@@ -40,7 +40,7 @@ def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
     steps["frame"] = -1
     steps["frame"][:own] = number[:own, None]
     pool = StepCache(layout)
-    pool.insert(7, steps, own)
+    pool.insert(7, steps, own, ())
     return pool, layout
 
 

@@ -8,7 +8,7 @@ from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import DRAW
-from cloud_learner.buffer.loading.windows import BatchSlot, WindowReader, settle, spread
+from cloud_learner.buffer.loading.windows import BatchSlot, WindowReader, settle
 from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
 
@@ -40,7 +40,7 @@ def filled(horizon=4, ahead=(), ticks=1, frames=(0, 0, 0, 1, 1, 2), actor=(1, 1,
     steps["reward"] = 1
     steps["frame"] = -1
     steps["frame"][: len(actor), 0] = frames
-    pool.insert(7, steps, len(actor))
+    pool.insert(7, steps, len(actor), ())
     return pool, plan
 
 
@@ -97,11 +97,8 @@ def test_groups_are_the_eligible_steps_behind_one_image():
 
 
 def test_spreading_stays_within_the_group():
-    pool, _ = filled()
-    rows = pool.first_rows(np.array([7, 7])) + np.array([1, 5])
-    found = spread(pool, rows, np.array([1, 5]), 40, np.random.default_rng(1)) - (rows - np.array([1, 5]))[:, None]
-    assert set(found[0].tolist()) == {0, 1, 2}
-    assert set(found[1].tolist()) == {5}
+    assert set(one(1, ticks=40)["tick"][0].tolist()) == {100, 101, 102}
+    assert set(one(5, ticks=40)["tick"][0].tolist()) == {105}
 
 
 def test_draws_that_cannot_be_used_are_replaced_by_the_next_that_can():
