@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -10,10 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from cloud_learner.buffer.loading.cache import FrameCache, StepCache
+from cloud_learner.buffer.loading.config import LoadCounts
 from cloud_learner.buffer.loading.decode import Loaded, LoadJob
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import LoadPlan, SegmentLoader
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot, WindowReader, settle
+
+log = logging.getLogger(__name__)
 
 
 class BatchBuilder:
@@ -33,8 +37,9 @@ class BatchBuilder:
         self._made = 0
         self._loaded = 0
         """jobs of the first plan that were taken in"""
-        self.replaced = 0
-        """draws that could not be read and were replaced"""
+        self.counts = LoadCounts()
+        self._named: set[int] = set()
+        """ledger rows that the log has named"""
         self.waited_s = 0.0
         """for what was to be loaded"""
         self.elsewhere: set[int] = set()
@@ -87,21 +92,38 @@ class BatchBuilder:
         if settled is None:
             return None
         positions, rows = settled
-        self.replaced += int((positions != np.arange(len(positions))).sum())
+        self.counts.replaced += int((positions != np.arange(len(positions))).sum())
         # its own generator for each batch: the same however many were made before by this process
         rng = np.random.Generator(np.random.Philox(key=[self._seed, plan.number]))
         return self._windows.gather(plan.draws[positions], rows, slot, rng, plan.newest_version)
 
     def _take_in(self, job: LoadJob, loaded: Loaded) -> None:
+        self._note(loaded)
         self._drop(request.row for request in job.wanted if request.frames)
         self.elsewhere.update(loaded.elsewhere)
         for segment in loaded.segments:
             row = segment.request.row
             self.elsewhere.discard(row)
             if segment.request.frames:
+                self.counts.loaded += 1
                 self.steps.insert(row, segment.records, segment.own, segment.frames)
             elif row in self.steps:
                 self.steps.update(row, segment.records)
+
+    def _note(self, loaded: Loaded) -> None:
+        """Count what is wrong with a job that was done, and name it once."""
+        for row in loaded.elsewhere:
+            log.info("the segment in ledger row %d is still in the journal of another machine.", row)
+        damaged = {row: reason for row, reason in loaded.missing.items() if row not in loaded.elsewhere}
+        for row in damaged.keys() - self._named:
+            log.error("the segment in ledger row %d is left out of training: %s", row, damaged[row])
+        for row in loaded.unreadable.keys() - self._named:
+            log.error(
+                "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out.", row
+            )
+        self._named |= damaged.keys() | loaded.unreadable.keys()
+        self.counts.damaged += len(damaged)
+        self.counts.unreadable_frames += sum(loaded.unreadable.values())
 
     def _drop(self, rows: Iterable[int]) -> None:
         extents = [self.steps.drop(row) for row in rows if row in self.steps]

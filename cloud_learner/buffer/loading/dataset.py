@@ -203,18 +203,14 @@ class ReplayDataset:
 
     @property
     def stats(self) -> DatasetStats:
-        loader = self._loader.stats
         return DatasetStats(
+            **msgspec.structs.asdict(self._builder.counts),
             batches=self._batches,
             segments=len(self._builder.steps),
             bytes=self._frames.frame_bytes + self._builder.steps.bytes,
             newest_row=self.newest_row,
             echo=self.echo,
-            loaded=loader.segments,
             from_gateway=self._fresh.given,
-            damaged=loader.damaged,
-            unreadable_frames=loader.unreadable_frames,
-            replaced=self._builder.replaced,
         )
 
     @property

@@ -122,7 +122,8 @@ def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], 
     own = np.array([block.segments[w.row].steps for w in there if w.frames], np.int64)
     room = reserve(needed.sum(0).tolist(), own)
     decoded: list[dict[bytes, int]] = [{} for _ in layout.shapes]
-    segments, unreadable = [], {}
+    segments: list[LoadedSteps] = []
+    unreadable: dict[int, int] = {}
     for w, steps, views, count, end in zip(there, records, seen, needed, np.cumsum(needed, 0), strict=True):
         mine = tuple(rows[last - some : last] for rows, some, last in zip(room, count, end, strict=True))
         free = [iter(rows.tolist()) for rows in mine]

@@ -8,7 +8,6 @@ ahead it is made.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,6 @@ from cloud_learner.buffer.sampling.sampler import BatchPlan
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from wire.errors import ConfigError, StorageError
 
-log = logging.getLogger(__name__)
 _TOGETHER = 8
 """segments of one job"""
 _COMPARE, _STEPS, _FRAMES = range(3)
@@ -174,7 +172,9 @@ class LoadPlanner:
 
     def _touched(self, segment: int) -> tuple[list[int], list[int]]:
         """The segments before it whose windows may reach into it, and those after it that may have seen its frames."""
-        before, after, index, passed = [], [], self._index, 0
+        before: list[int] = []
+        after: list[int] = []
+        index, passed = self._index, 0
         at = int(index.previous[segment])
         while at >= 0 and passed < self._layout.config.lookahead:
             before.append(at)
@@ -197,33 +197,6 @@ class LoadPlanner:
         return draws
 
 
-class LoaderStats(msgspec.Struct):
-    """What a loader did."""
-
-    segments: int = 0
-    damaged: int = 0
-    """segments that could not be read and were left out"""
-    unreadable_frames: int = 0
-    named: set[int] = msgspec.field(default_factory=set)
-    """ledger rows that the log has named"""
-
-    def note(self, loaded: Loaded) -> None:
-        """Count a job that was done and name what is wrong with it."""
-        self.segments += sum(segment.request.frames for segment in loaded.segments)
-        self.unreadable_frames += sum(loaded.unreadable.values())
-        for row in loaded.elsewhere:
-            log.info("the segment in ledger row %d is still in the journal of another machine.", row)
-        damaged = {row: reason for row, reason in loaded.missing.items() if row not in loaded.elsewhere}
-        self.damaged += len(damaged)
-        for row in damaged.keys() - self.named:
-            log.error("the segment in ledger row %d is left out of training: %s", row, damaged[row])
-        for row in loaded.unreadable.keys() - self.named:
-            log.error(
-                "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out.", row
-            )
-        self.named |= damaged.keys() | loaded.unreadable.keys()
-
-
 class SegmentLoader:
     """Does jobs in the order of their numbers. `release` and `take` may be called in another thread than `submit`."""
 
@@ -238,7 +211,6 @@ class SegmentLoader:
         """the job that gets memory next: those before it have theirs"""
         self._awaited = -1
         self._closing = False
-        self.stats = LoaderStats()
 
     def submit(self, job: LoadJob) -> None:
         """Do it when its turn comes."""
@@ -260,7 +232,6 @@ class SegmentLoader:
             self._jobs[number] = job, None
             raise
         del self._jobs[number]
-        self.stats.note(loaded)
         return loaded
 
     def release(self, frames: Rows, charge: int) -> None:
