@@ -12,7 +12,7 @@ import numpy as np
 
 from cloud_learner.buffer.loading.cache import FrameCache, StepCache
 from cloud_learner.buffer.loading.config import LoadCounts
-from cloud_learner.buffer.loading.decode import Loaded, LoadJob
+from cloud_learner.buffer.loading.decode import Loaded, SegmentRequest
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import LoadPlan, SegmentLoader
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot, WindowReader, settle
@@ -78,7 +78,7 @@ class BatchBuilder:
         self._drop(plan.drop)
         for job in plan.jobs[self._loaded :]:
             before = time.perf_counter()
-            loaded = self._loader.take(job.number)
+            loaded = self._loader.take()
             self.waited_s += time.perf_counter() - before
             self._take_in(job, loaded)
             self._loaded += 1
@@ -97,9 +97,9 @@ class BatchBuilder:
         rng = np.random.Generator(np.random.Philox(key=[self._seed, plan.number]))
         return self._windows.gather(plan.draws[positions], rows, slot, rng, plan.newest_version)
 
-    def _take_in(self, job: LoadJob, loaded: Loaded) -> None:
+    def _take_in(self, wanted: Iterable[SegmentRequest], loaded: Loaded) -> None:
         self._note(loaded)
-        self._drop(request.row for request in job.wanted if request.frames)
+        self._drop(request.row for request in wanted if request.frames)
         self.elsewhere.update(loaded.elsewhere)
         for segment in loaded.segments:
             row = segment.request.row

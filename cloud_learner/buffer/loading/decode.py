@@ -41,14 +41,6 @@ class SegmentRequest(msgspec.Struct, frozen=True):
     """False: its frames and what came before it are in memory and stay; all else is to be brought up to date"""
 
 
-class LoadJob(msgspec.Struct, frozen=True):
-    """What is loaded together."""
-
-    number: int
-    """0, 1, 2, ... in the order of need"""
-    wanted: tuple[SegmentRequest, ...]
-
-
 class LoadedSteps(msgspec.Struct, frozen=True, eq=False):
     """One segment, loaded."""
 
@@ -62,7 +54,7 @@ class LoadedSteps(msgspec.Struct, frozen=True, eq=False):
 
 
 class Loaded(msgspec.Struct, frozen=True, eq=False):
-    """A job that was done."""
+    """What came of requests."""
 
     segments: tuple[LoadedSteps, ...]
     missing: dict[int, str]
@@ -103,15 +95,17 @@ class FreshSegments:
             return found
 
 
-def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], read: Read, layout: Layout) -> Loaded:
-    """Do `job`, writing decoded frames to what was reserved of `frames` (uint8[rows, h, w, 3] by shape).
+def load_segments(
+    wanted: Sequence[SegmentRequest], reserve: Reserve, frames: Sequence[np.ndarray], read: Read, layout: Layout
+) -> Loaded:
+    """Load what is wanted, writing decoded frames to what was reserved of `frames` (uint8[rows, h, w, 3] by shape).
 
     Raises `StorageError` if the store cannot be read at all.
     """
     block = _Block(read, layout)
     # in one go: an object store answers many requests in the time of one
-    block.read([row for w in job.wanted for row in (w.row, *w.before[: int(w.frames)], *w.after)])
-    there = [w for w in job.wanted if w.row in block.segments]
+    block.read([row for w in wanted for row in (w.row, *w.before[: int(w.frames)], *w.after)])
+    there = [w for w in wanted if w.row in block.segments]
     records = [block.records(w) for w in there]
     seen = [block.frames_seen(w, steps) if w.frames else [] for w, steps in zip(there, records, strict=True)]
     needed = np.zeros((len(there), len(layout.shapes)), np.int64)
@@ -136,7 +130,7 @@ def load_segments(job: LoadJob, reserve: Reserve, frames: Sequence[np.ndarray], 
         segments.append(LoadedSteps(w, block.segments[w.row].steps, mine, steps))
     return Loaded(
         tuple(segments),
-        missing={w.row: block.missing[w.row] for w in job.wanted if w.row in block.missing},
+        missing={w.row: block.missing[w.row] for w in wanted if w.row in block.missing},
         elsewhere=tuple(sorted(block.elsewhere)),
         unreadable=unreadable,
     )

@@ -9,6 +9,7 @@ ahead it is made.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.loading.cache import FrameCache, Rows
-from cloud_learner.buffer.loading.decode import CARRY_BACK, Loaded, LoadJob, Read, SegmentRequest, load_segments
+from cloud_learner.buffer.loading.decode import CARRY_BACK, Loaded, Read, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sampler import BatchPlan
@@ -50,7 +51,8 @@ class LoadPlan(msgspec.Struct, frozen=True, eq=False):
 
     number: int
     drop: tuple[int, ...]
-    jobs: tuple[LoadJob, ...]
+    jobs: tuple[tuple[SegmentRequest, ...], ...]
+    """what is loaded together"""
     draws: np.ndarray
     """DRAW[b]"""
     watermark: int
@@ -67,7 +69,6 @@ class LoadPlanner:
         """by segment in memory: the last one"""
         self._stale: dict[int, int] = {}
         """by segment in memory that may have to be brought up to date: how, of `_COMPARE`, `_STEPS` and `_FRAMES`"""
-        self._jobs = 0
         self._startable = Growing(np.int64)
         """steps at which a window may begin, in all runs before each"""
         self._startable.append(np.zeros(1, np.int64))
@@ -104,11 +105,8 @@ class LoadPlanner:
             self._stale.pop(segment, None)
         wanted = self._requests_for(batch.load, known)
         self._requests.update(zip(batch.load.tolist(), wanted, strict=True))
-        groups = [wanted[n : n + _TOGETHER] for n in range(0, len(wanted), _TOGETHER)]
-        if again := self._catch_up(known):
-            groups.append(again)
-        jobs = tuple(LoadJob(number, tuple(group)) for number, group in enumerate(groups, self._jobs))
-        self._jobs += len(jobs)
+        wanted += self._catch_up(known)
+        jobs = tuple(tuple(wanted[n : n + _TOGETHER]) for n in range(0, len(wanted), _TOGETHER))
         if draws is None:
             draws = self._draws(batch)
         drop = tuple(self._index.row[batch.drop].tolist())
@@ -198,7 +196,7 @@ class LoadPlanner:
 
 
 class SegmentLoader:
-    """Does jobs in the order of their numbers. `release` and `take` may be called in another thread than `submit`."""
+    """Loads what is submitted, in that order. `take` and `release` may be called in another thread than `submit`."""
 
     def __init__(self, cache: FrameCache, read: Read, layout: Layout, threads: int) -> None:
         """Without `threads` each job is done when it is taken."""
@@ -206,32 +204,40 @@ class SegmentLoader:
         self._frames = [cache.frames(shape) for shape in range(len(layout.shapes))]
         self._threads = ThreadPoolExecutor(threads, "loading") if threads else None
         self._changed = threading.Condition()
-        self._jobs: dict[int, tuple[LoadJob, Future[Loaded] | None]] = {}
+        self._jobs: deque[tuple[Sequence[SegmentRequest], Future[Loaded] | None]] = deque()
+        """submitted and not taken"""
+        self._submitted = self._taken = 0
         self._turn = 0
-        """the job that gets memory next: those before it have theirs"""
-        self._awaited = -1
-        self._closing = False
+        """number of the job that gets memory next: those before it have theirs"""
+        self._waiting = self._closing = False
+        """whether somebody waits for the next one to take, and whether nobody will any more"""
 
-    def submit(self, job: LoadJob) -> None:
-        """Do it when its turn comes."""
-        self._jobs[job.number] = job, self._threads.submit(self._load, job) if self._threads else None
+    def submit(self, wanted: Sequence[SegmentRequest]) -> None:
+        """A job: load it when its turn comes."""
+        job = self._threads.submit(self._load, wanted, self._submitted) if self._threads else None
+        self._jobs.append((wanted, job))
+        self._submitted += 1
 
-    def take(self, number: int) -> Loaded:
-        """What became of a job; waits for it. Raises `StorageError` if the store cannot be read; ask again then.
+    def take(self) -> Loaded:
+        """What became of the oldest job not taken; waits for it.
 
-        Raises `ConfigError` if there is no room for it although all before it was taken.
+        Raises `StorageError` if the store cannot be read; ask again then. Raises `ConfigError` if there is no room for
+        it although all before it was taken.
         """
-        job, under_way = self._jobs[number]
+        wanted, under_way = self._jobs[0]
         with self._changed:
-            self._awaited = number
+            self._waiting = True
             self._changed.notify_all()
         try:
-            loaded = under_way.result() if under_way else self._load(job)
+            loaded = under_way.result() if under_way else self._load(wanted, self._taken)
         except BaseException:
             # the next try is made here: threads may all wait for this one
-            self._jobs[number] = job, None
+            self._jobs[0] = wanted, None
             raise
-        del self._jobs[number]
+        with self._changed:
+            self._waiting = False
+            self._taken += 1
+        self._jobs.popleft()
         return loaded
 
     def release(self, frames: Rows, charge: int) -> None:
@@ -247,25 +253,24 @@ class SegmentLoader:
             self._changed.notify_all()
         if self._threads:
             self._threads.shutdown(cancel_futures=True)
-        self._jobs.clear()
 
-    def _load(self, job: LoadJob) -> Loaded:
+    def _load(self, wanted: Sequence[SegmentRequest], number: int) -> Loaded:
         def reserve(counts: Sequence[int], steps: np.ndarray) -> Rows:
-            return self._reserve(job, counts, int(self._layout.step_bytes(steps).sum()))
+            return self._reserve(number, counts, int(self._layout.step_bytes(steps).sum()))
 
-        return load_segments(job, reserve, self._frames, self._read, self._layout)
+        return load_segments(wanted, reserve, self._frames, self._read, self._layout)
 
-    def _reserve(self, job: LoadJob, counts: Sequence[int], charge: int) -> Rows:
+    def _reserve(self, number: int, counts: Sequence[int], charge: int) -> Rows:
         with self._changed:
             while not self._closing:
-                if job.number <= self._turn and (room := self._cache.reserve(counts, charge)) is not None:
-                    self._turn = max(self._turn, job.number + 1)
+                if number <= self._turn and (room := self._cache.reserve(counts, charge)) is not None:
+                    self._turn = max(self._turn, number + 1)
                     self._changed.notify_all()
                     return room
-                if job.number <= min(self._turn, self._awaited):
+                if number == self._taken and self._waiting:
                     raise ConfigError(
                         f"a cache of {self._cache.cap_bytes} bytes, {self._cache.used_bytes} of them in use, has no "
-                        f"room for {list(counts)} frames of {len(job.wanted)} segments: give it more (cache_bytes)."
+                        f"room for {list(counts)} more frames: give it more (cache_bytes)."
                     )
                 self._changed.wait()
         raise StorageError("the loader was closed.")

@@ -11,7 +11,7 @@ import pytest
 
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.dataset import open_dataset
-from cloud_learner.buffer.loading.decode import LoadJob, SegmentRequest, load_segments
+from cloud_learner.buffer.loading.decode import SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.loading.loader import SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
@@ -61,9 +61,7 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     segments = record(spec, "e", [30, 30, 3, 30], 0, source="demonstration")
     buffer.add(*segments)
     plan = layout(spec)
-    loaded, records, frames, used = load(
-        buffer, LoadJob(1, (SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan
-    )
+    loaded, records, frames, used = load(buffer, ((SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan)
     assert [(s.request.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
     assert len(records[2]) == 35
     np.testing.assert_array_equal(records[2]["state"][30:], np.concatenate([s.state for s in segments[2:]])[:5])
@@ -95,7 +93,7 @@ def test_only_frames_that_a_window_may_show_are_decoded():
     buffer.add(segment)
     able = imitation().starts(segment.actor, False)
     assert 0 < able.sum() < 80
-    _, _, _, used = load(buffer, LoadJob(1, (SegmentRequest(1),)), layout(target=imitation()))
+    _, _, _, used = load(buffer, ((SegmentRequest(1),)), layout(target=imitation()))
     seen = sum(len(np.unique(times[able])) for times in segment.frame_times_ns.values())
     assert used == (seen,)
 
@@ -114,15 +112,15 @@ def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
         for s in (first, *others)
     ]
     buffer.add(*changed)
-    _, records, frames, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4, 3, 2, 1)),)))
+    _, records, frames, _ = load(buffer, ((SegmentRequest(6, (5, 4, 3, 2, 1)),)))
     number = records[6]["frame"][records[6]["eligible"], 1]
     np.testing.assert_array_equal(frames[0][number[0]], pixels(first, "camera1", still))
     assert set(buffer.reads) == {1, 2, 3, 4, 5, 6}
     buffer.reads.clear()
-    load(buffer, LoadJob(1, (SegmentRequest(2, (1,)),)))
+    load(buffer, ((SegmentRequest(2, (1,)),)))
     assert sorted(buffer.reads) == [1, 2]
     # nobody brought it: the steps are there, without a frame
-    _, records, _, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4)),)))
+    _, records, _, _ = load(buffer, ((SegmentRequest(6, (5, 4)),)))
     assert (records[6]["frame"][:, 1] == NO_FRAME).all()
 
 
@@ -138,14 +136,11 @@ def test_what_is_wrong_with_a_block_is_said():
     buffer.damaged.add(2)
     loaded, records, _, _ = load(
         buffer,
-        LoadJob(
-            1,
-            (
-                SegmentRequest(1, (), (2, 3)),
-                SegmentRequest(2, (1,), (3,)),
-                SegmentRequest(3, (2, 1)),
-                SegmentRequest(99),
-            ),
+        (
+            SegmentRequest(1, (), (2, 3)),
+            SegmentRequest(2, (1,), (3,)),
+            SegmentRequest(3, (2, 1)),
+            SegmentRequest(99),
         ),
     )
     assert [s.request.row for s in loaded.segments] == [1, 3]
@@ -166,14 +161,14 @@ def test_the_loader_reserves_what_it_needs_and_a_segment_gives_all_of_it_back():
     for threads in (0, 2):
         arena = FrameCache(plan.shapes, 1_000_000)
         loader = SegmentLoader(arena, buffer.read, plan, threads)
-        loader.submit(LoadJob(0, (SegmentRequest(1),)))
-        (loaded,) = loader.take(0).segments
+        loader.submit((SegmentRequest(1),))
+        (loaded,) = loader.take().segments
         shown = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0])) + 1
         charge = int(plan.step_bytes(np.array([40]))[0])
         assert arena.used_bytes == charge + 768 * shown
-        loader.submit(LoadJob(1, (SegmentRequest(1),) * 2000))
+        loader.submit((SegmentRequest(1),) * 2000)
         with pytest.raises(ConfigError, match="no room for"):
-            loader.take(1)
+            loader.take()
         loader.release(loaded.frames, charge)
         assert arena.used_bytes == 0
         loader.close()
@@ -299,17 +294,17 @@ def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
         return read(rows)
 
     plan = layout()
-    loads = [load(buffer, LoadJob(n, (SegmentRequest(n + 1),)))[3][0] for n in range(6)]
+    loads = [load(buffer, (SegmentRequest(n + 1),))[3][0] for n in range(6)]
     step_bytes = int(plan.step_bytes(np.array([30]))[0])
     # two of them fit at a time
     arena = FrameCache(plan.shapes, 2 * (max(loads) * 768 + step_bytes))
     loader = SegmentLoader(arena, late, plan, 3)
     try:
         for number in range(6):
-            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+            loader.submit((SegmentRequest(number + 1),))
         slow.set()
         for number in range(6):
-            (segment,) = loader.take(number).segments
+            (segment,) = loader.take().segments
             assert segment.request.row == number + 1
             loader.release(segment.frames, step_bytes)
         assert arena.used_bytes == 0
@@ -331,11 +326,11 @@ def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
     loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), 2)
     try:
         for number in range(5):
-            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+            loader.submit((SegmentRequest(number + 1),))
         for _ in range(2):
             with pytest.raises(StorageError, match="away"):
-                loader.take(0)
-        assert [loader.take(number).segments[0].request.row for number in range(5)] == [1, 2, 3, 4, 5]
+                loader.take()
+        assert [loader.take().segments[0].request.row for _ in range(5)] == [1, 2, 3, 4, 5]
     finally:
         loader.close()
 
@@ -351,7 +346,7 @@ def test_a_job_reads_at_once_and_no_more_than_its_windows_show():
         return read(rows)
 
     buffer.read = noting
-    job = LoadJob(0, (SegmentRequest(4, (3, 2, 1), (5,)), SegmentRequest(5, (4, 3), (6,), frames=False)))
+    job = (SegmentRequest(4, (3, 2, 1), (5,)), SegmentRequest(5, (4, 3), (6,), frames=False))
     load(buffer, job, layout(spec, history=4))
     assert asked == [[3, 4, 5, 6]]
 
@@ -385,8 +380,8 @@ def test_a_closed_loader_wakes_who_waits():
     buffer.add(*record(SPEC, "e", [40, 40], 2, source="demonstration"))
     arena = FrameCache(layout().shapes, 45 * 768)
     loader = SegmentLoader(arena, buffer.read, layout(), 1)
-    loader.submit(LoadJob(0, (SegmentRequest(1),)))
-    loader.submit(LoadJob(1, (SegmentRequest(2),)))
+    loader.submit((SegmentRequest(1),))
+    loader.submit((SegmentRequest(2),))
     # the second waits for memory
     loader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]
