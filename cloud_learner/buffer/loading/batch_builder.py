@@ -41,7 +41,7 @@ class BatchBuilder:
         self._named: set[int] = set()
         """ledger rows that the log has named"""
         self.waited_s = 0.0
-        """for what was to be loaded"""
+        """by whoever takes batches: for those made ahead, or else for what was to be loaded"""
         self.elsewhere: set[int] = set()
         """ledger rows that cannot be read yet, because they lie on another machine"""
 
@@ -61,8 +61,11 @@ class BatchBuilder:
             return self._make()
         while len(self._making) < len(self._slots):
             self._making.append(self._thread.submit(self._make))
+        before = time.perf_counter()
         try:
-            return self._making.popleft().result()
+            batch = self._making.popleft().result()
+            self.waited_s += time.perf_counter() - before
+            return batch
         except BaseException:
             # what has not begun would only fail again before anybody asks
             self._making = deque(attempt for attempt in self._making if not attempt.cancel())
@@ -79,7 +82,7 @@ class BatchBuilder:
         for job in plan.jobs[self._loaded :]:
             before = time.perf_counter()
             loaded = self._loader.take()
-            self.waited_s += time.perf_counter() - before
+            self.waited_s += (time.perf_counter() - before) * (not self._thread)
             self._take_in(job, loaded)
             self._loaded += 1
         batch = self._gather(plan, slot)

@@ -95,7 +95,7 @@ class ReplayDataset:
         self._batches = self._recorded = 0
         self._labelled = 0
         """newest revision of the steps' labels that was looked at"""
-        self._waited_s, self._looked_s = 0.0, time.perf_counter()
+        self._looked_s = time.perf_counter()
         self._closed = False
 
     # --- what is there --------------------------------------------------------------------------------------------
@@ -166,9 +166,7 @@ class ReplayDataset:
         for _ in range(_EMPTY_BATCHES):
             while len(self._pending) < self.config.lead:
                 self._put(self._planner.plan(self._next_plan()))
-            before = time.perf_counter()
             batch = self._builder.take()
-            self._waited_s += (time.perf_counter() - before) * bool(self.config.prefetch)
             self._pending.popleft()
             if batch is not None:
                 self._batches += 1
@@ -315,8 +313,7 @@ class ReplayDataset:
         config, passed_s = self.config, time.perf_counter() - self._looked_s
         if passed_s < _ECHO_S:
             return
-        waited_s = self._waited_s if config.prefetch else self._builder.waited_s
-        self._looked_s, self._waited_s, self._builder.waited_s = time.perf_counter(), 0.0, 0.0
+        waited_s, self._builder.waited_s, self._looked_s = self._builder.waited_s, 0.0, time.perf_counter()
         if not self.sampler.stats.sweeping_strata:
             return
         before, share = self.sampler.echo, waited_s / passed_s
