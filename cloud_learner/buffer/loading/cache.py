@@ -244,15 +244,16 @@ class StepCache:
         return first
 
     def _close_gaps(self) -> None:
-        rooms = np.array([extent.own for extent in self._extents.values()], np.int64) + self._around
-        begins = np.array([extent.first for extent in self._extents.values()], np.int64) - self._before
-        to = np.cumsum(rooms) - rooms
-        rows = np.repeat(begins - to, rooms) + np.arange(rooms.sum())
-        for column in self.columns.values():
-            column[: len(rows)] = column[rows]
-        for extent, first in zip(self._extents.values(), (to + self._before).tolist(), strict=True):
-            extent.first = first
-        self._end = len(rows)
+        to = 0
+        for extent in self._extents.values():
+            begin, room = extent.first - self._before, extent.own + self._around
+            if begin != to:
+                for column in self.columns.values():
+                    # numpy copies overlapping slices as if through a buffer
+                    column[to : to + room] = column[begin : begin + room]
+                extent.first = to + self._before
+            to += room
+        self._end = to
 
     def _resize(self, rows: int) -> None:
         self._high = min(self._high, rows)
