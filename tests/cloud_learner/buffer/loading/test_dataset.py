@@ -496,6 +496,22 @@ def test_windows_reach_into_what_was_sealed_in_another_journal_later():
         assert reaches(feed).all()
 
 
+def test_what_is_in_memory_stays_though_it_cannot_be_read_again_when_more_of_its_episode_comes():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    first, second = record(spec, "a", [20, 20], 1)
+    rows = buffer.add(first)
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        buffer.elsewhere.update(rows)
+        buffer.add(second)
+        feed.refresh()
+        ticks = np.concatenate([feed.next()["tick"] for _ in range(10)])
+        assert {tick < 20 for tick in ticks.tolist()} == {True, False}
+        assert (feed.stats.replaced, feed.stats.segments) == (0, 2)
+
+
 class HoldAll(ChaosSampler):
     """Loads everything once, and draws anywhere."""
 
