@@ -106,7 +106,19 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(msgspec.json.encode({**values, "tasks": list(self.tasks)}))
 
 
-class DatasetStats(msgspec.Struct, frozen=True):
+class LoadCounts(msgspec.Struct, kw_only=True):
+    """What was loaded, and what could not be."""
+
+    loaded: int = 0
+    """segments brought into memory, again and again"""
+    damaged: int = 0
+    """segments that could not be read and were left out"""
+    unreadable_frames: int = 0
+    replaced: int = 0
+    """draws that could not be read and were replaced by others of their batch"""
+
+
+class DatasetStats(LoadCounts, kw_only=True):
     """What a dataset did and holds."""
 
     batches: int
@@ -118,15 +130,8 @@ class DatasetStats(msgspec.Struct, frozen=True):
     """ledger row of the newest segment looked at"""
     echo: float
     """draws of a step now, on average, while it is in memory, where not all fit"""
-    loaded: int
-    """segments brought into memory, again and again"""
     from_gateway: int
     """segments that had not to be read, neighbours included"""
-    damaged: int
-    """segments that could not be read"""
-    unreadable_frames: int
-    replaced: int
-    """draws that could not be read and were replaced by others of their batch"""
 
 
 class PendingBatch(msgspec.Struct, frozen=True):
@@ -135,8 +140,8 @@ class PendingBatch(msgspec.Struct, frozen=True):
     number: int
     watermark: int
     newest_version: int
-    draws: str
-    """base64 of `loader.DRAW`[b]"""
+    draws: bytes
+    """`loader.DRAW`[b]"""
 
 
 class DatasetState(msgspec.Struct, frozen=True):

@@ -91,7 +91,7 @@ class Watched(ReplayDataset):
 
         super().__init__(buffer, buffer, buffer.spec, settings, sampler=Noting)
         self.made = []
-        take = self._batches_made.take
+        take = self._builder.take
 
         def counted():
             number = self._pending[0].number
@@ -99,7 +99,7 @@ class Watched(ReplayDataset):
             self.made.append(number)
             return batch
 
-        self._batches_made.take = counted
+        self._builder.take = counted
         self.look()
 
     def look(self):
@@ -473,6 +473,45 @@ def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
         assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1, 2}
 
 
+def test_windows_reach_into_what_was_sealed_in_another_journal_later():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    rows = buffer.add(*record(spec, "a", [20, 20], 1))
+    buffer.elsewhere.add(rows[1])
+
+    def reaches(feed):
+        """Whether the windows that begin in the first segment find all their steps."""
+        batches = [copied(feed.next()) for _ in range(10)]
+        late = [(batch["tick"] > 4) & (batch["tick"] < 20) for batch in batches]
+        found = [pad for batch, here in zip(batches, late, strict=True) for pad in batch["action_is_pad"][here]]
+        assert found
+        return ~np.array(found).any(1)
+
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        assert not reaches(feed).any()
+        buffer.elsewhere.clear()
+        feed.refresh()
+        reaches(feed)
+        assert reaches(feed).all()
+
+
+def test_what_is_in_memory_stays_though_it_cannot_be_read_again_when_more_of_its_episode_comes():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    first, second = record(spec, "a", [20, 20], 1)
+    rows = buffer.add(first)
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        buffer.elsewhere.update(rows)
+        buffer.add(second)
+        feed.refresh()
+        ticks = np.concatenate([feed.next()["tick"] for _ in range(10)])
+        assert {tick < 20 for tick in ticks.tolist()} == {True, False}
+        assert (feed.stats.replaced, feed.stats.segments) == (0, 2)
+
+
 class HoldAll(ChaosSampler):
     """Loads everything once, and draws anywhere."""
 
@@ -702,7 +741,7 @@ def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
     assert feed.stats.batches >= 5
     feed.close()
     feed.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 # --- what is drawn is what is due -------------------------------------------------------------------------------------
