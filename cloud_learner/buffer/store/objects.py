@@ -45,7 +45,7 @@ class ObjectStore(Protocol):
     cache: RangeCache | None
     """of what `read` brought"""
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """Store `data`, replacing what is there; durable when this returns. Raises `StorageError`."""
         ...
 
@@ -104,7 +104,7 @@ class LocalObjects:
         self.place = str(root)
         self._numbers = iter(range(2**62))
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}{TEMPORARY}"
         write_durably(self.root / key, data, "store", self.root / _WRITING / name)
 
@@ -183,7 +183,7 @@ class RemoteObjects:
         # its threads begin with the first requests
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="objects")
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         try:
             # in one request: an upload in parts that is cut leaves parts that nobody sees but somebody pays
             obstore.put(self._uploads, key, data, use_multipart=False)
@@ -210,9 +210,9 @@ class RemoteObjects:
         # obstore's own `get_ranges` ends the process for an object that is shorter than it should be
         runs = _runs(spans)
 
-        def fetch(run: _ObjectRun) -> bytes:
+        def fetch(run: _ObjectRun) -> memoryview:
             try:
-                data = bytes(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
+                data = memoryview(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
             except (BaseError, OSError) as error:
                 # what begins behind the end of an object is no worse than what ends there; nor is it tried again
                 if not isinstance(error, OSError) and " retries" not in str(error) and self._size(run.key) < run.end:
@@ -226,7 +226,7 @@ class RemoteObjects:
         for run, data in zip(runs, self._pool.map(fetch, runs), strict=True):
             for number in run.spans:
                 _, first, end = spans[number]
-                found[number] = data[first - run.first : end - run.first]
+                found[number] = bytes(data[first - run.first : end - run.first])
         return found
 
     def delete(self, key: str) -> None:

@@ -108,7 +108,7 @@ def test_records_of_several_shards_are_asked_for_together(tmp_path, monkeypatch)
 def test_damage_is_noticed_and_only_where_it_is(tmp_path):
     objects = open_objects(tmp_path)
     records = _records([100_000] * 20)
-    spans, good = _spans(records), encode_shard(records)
+    spans, good = _spans(records), bytes(encode_shard(records))
     chance = np.random.default_rng(0)
     untouched = 0
     for _ in range(20):
