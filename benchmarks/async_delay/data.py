@@ -93,7 +93,7 @@ def demonstrate(
                 done = _play(robot, operator, clock, builder, disturbance, max_ticks, after_success_ticks)
                 segment = builder.end("success" if done else "failure", clock.now_ns())
                 assert segment is not None
-                store.append(segment, clock.now_ns(), clock.now_ns())
+                store.append_all([(segment, clock.now_ns())], clock.now_ns())
         seal(store, ledger, time.monotonic_ns(), force=True)
     finally:
         robot.close()

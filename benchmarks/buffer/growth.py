@@ -149,7 +149,7 @@ def _fill(data: Path, spec: RobotSpec, sizes: tuple[int, ...]) -> Iterator[int]:
         for number in range(done, size):
             now_ns = time.monotonic_ns()
             for segment in _renamed(patterns[number % len(patterns)], number):
-                store.append(segment, now_ns, now_ns)
+                store.append_all([(segment, now_ns)], now_ns)
         sealer.stop()
         store.close()
         ledger.close()
@@ -199,7 +199,7 @@ def _append(store: SegmentStore, segment: Segment) -> float:
     """Seconds until the segment may be acknowledged."""
     before = time.perf_counter()
     now_ns = time.monotonic_ns()
-    row = store.append(segment, now_ns, now_ns)
+    (row,) = store.append_all([(segment, now_ns)], now_ns)
     took = time.perf_counter() - before
     assert row is not None, f"{segment.id} was there already"
     return took

@@ -246,7 +246,7 @@ def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, out
     painted = PicturePainter()
     for number in range(size.before):
         for segment in painted.episode(number, names[number % size.robots], "demonstration"):
-            store.append(segment, time.monotonic_ns(), time.monotonic_ns())
+            store.append_all([(segment, time.monotonic_ns())], time.monotonic_ns())
     seal(store, ledger, time.monotonic_ns(), force=True)
     # on a robot encoding is done elsewhere: here it is done beforehand
     episodes = int(np.ceil(size.turns * (size.writing_s + 1) * CONTROL_HZ / SCALE.episode_steps)) + 1

@@ -32,7 +32,7 @@ def fill(place: BufferLocation, scale: Scale) -> Raw:
 
     def take(segment: Segment) -> None:
         now_ns = time.monotonic_ns()
-        store.append(segment, now_ns, now_ns)
+        store.append_all([(segment, now_ns)], now_ns)
 
     raw = make(scale, take)
     seal(store, ledger, time.monotonic_ns(), force=True)

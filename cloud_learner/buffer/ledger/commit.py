@@ -1,4 +1,4 @@
-"""How a segment is entered in the ledger. Functions of one transaction; `Ledger` has `commit_segment` as a method.
+"""How a segment is entered in the ledger. A function of one transaction, which `Ledger` has as a method.
 
 The gateway does it for every segment of every robot, so the statements are built once.
 """
@@ -61,19 +61,19 @@ _AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1
 def commit_segments(
     connection: sa.Connection, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
 ) -> list[int | None]:
-    """Enter segments, each with where it lies and when it was received: all of them or, if one is refused, none."""
-    return [commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
+    """Enter segments whose records are on disk, each with where it lies and when it was received, and what they add to
+    their episodes; their rows, None for one whose id was there.
+
+    The work does not grow with the number of episodes, nor with their length. Raises `InvalidDataError`, with none
+    entered, for a segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is
+    known with another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
+    """
+    return [_commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
 
 
-def commit_segment(
+def _commit_segment(
     connection: sa.Connection, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
 ) -> int | None:
-    """Enter a segment whose record is on disk, and what it adds to its episode; its row, or None if its id was there.
-
-    The work does not grow with the number of episodes, nor with the length of this one. Raises `InvalidDataError` for a
-    segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is known with
-    another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
-    """
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
         return None
     if segment.steps > MAX_STEPS:

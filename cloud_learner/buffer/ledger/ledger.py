@@ -115,7 +115,6 @@ class Ledger(Database):
     spec_hashes = _reads(ledger_notes.spec_hashes)
 
     # episodes and segments
-    commit_segment = _writes(ledger_commit.commit_segment)
     commit_segments = _writes(ledger_commit.commit_segments)
     segment = _reads(ledger_segments.segment)
     segments_after = _reads(ledger_segments.segments_after)

@@ -86,7 +86,7 @@ def import_dataset(
                 for segment in _segments(source, mapped, entry, part, episode_id):
                     _check(segment, mapped, before, f"episode {entry.index} of {source.root}")
                     now_ns = time.monotonic_ns()
-                    store.append(segment, now_ns, now_ns)
+                    store.append_all([(segment, now_ns)], now_ns)
                     before.add(segment)
                     steps += segment.steps
                 episodes += 1

@@ -1,6 +1,6 @@
 """The store of segments: journal first, shards later, and one way to read both.
 
-A segment is taken by `append`: its record is on the device, then its ledger row is committed. The sealer moves records
+A segment is taken by `append_all`: its record is on the device, then its ledger row is committed. The sealer moves records
 into a shard. A reader asks the ledger where a record lies each time, so it sees it in one place or the other, and when
 it was moved between the question and the answer it asks again.
 """
@@ -66,6 +66,8 @@ class SegmentStore:
         self.objects = objects
         self.ledger = ledger
         self._specs: dict[str, RobotSpec] = {}
+        self._described: set[str] = set()
+        """specs of which this process wrote the metadata, which never change"""
         self._appending = threading.Lock()
         self._owner = ""
 
@@ -92,10 +94,6 @@ class SegmentStore:
         self.journal.close()
 
     # --- writing --------------------------------------------------------------------------------------------------
-
-    def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
-        """As `append_all`, for one segment."""
-        return self.append_all([(segment, received_ns)], committed_ns)[0]
 
     def append_all(self, segments: Sequence[tuple[Segment, int]], committed_ns: int) -> list[int | None]:
         """Take segments, each with when it was received: all on the device and committed when this returns, or none.
@@ -126,8 +124,10 @@ class SegmentStore:
         """
         number = self.ledger.reserve_shard(spec_hash, created_ns)
         try:
-            for key, data in metadata(self.spec(spec_hash)).items():
-                self.objects.put(key, data)
+            if spec_hash not in self._described:
+                for key, described in metadata(self.spec(spec_hash)).items():
+                    self.objects.put(key, described)
+                self._described.add(spec_hash)
             data = encode_shard(list(records.values()))
             self.objects.put(shard_key(spec_hash, number), data)
             ends = np.cumsum([len(record) for record in records.values()]).tolist()

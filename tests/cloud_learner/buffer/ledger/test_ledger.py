@@ -27,7 +27,9 @@ def ledger(ledger_place):
 
 
 def _commit(ledger, segment):
-    return ledger.commit_segment(segment, Journaled(1, 200 * segment.index, 100, "0" * 64), 10, 11)
+    at = Journaled(1, 200 * segment.index, 100, "0" * 64)
+    (row,) = ledger.commit_segments([(segment, at, 10)], 11)
+    return row
 
 
 def _steps(actors, index, first_tick, of, last=False):

@@ -41,8 +41,7 @@ class Buffer:
 
     def add(self, segments: tuple[Segment, ...], spec: RobotSpec = SPEC) -> None:
         self.ledger.see_robot(segments[0].episode.robot, spec, "clock", 1)
-        for segment in segments:
-            assert self.store.append(segment, 1, 2) is not None
+        assert None not in self.store.append_all([(segment, 1) for segment in segments], 2)
         self.put[segments[0].episode.id] = segments
 
     def seal(self) -> None:

@@ -190,7 +190,7 @@ def filled(tmp_path_factory):
     segments = fleet(SPEC, episodes=14)
     rows = []
     for number, segment in enumerate(segments):
-        rows.append(store.append(segment, 1, 1))
+        rows += store.append_all([(segment, 1)], 1)
         if number == 20:
             seal(store, ledger, 2, force=True)
     store.close()

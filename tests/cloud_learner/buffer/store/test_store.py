@@ -12,7 +12,7 @@ from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
 from cloud_learner.buffer.store.objects import LocalObjects
 from cloud_learner.buffer.store.shard import encode_shard, shard_key
 from cloud_learner.buffer.store.store import SegmentStore, canonical
-from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer, put
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import DiskFullError, InvalidDataError, StorageError
@@ -41,17 +41,17 @@ def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shar
 
 def test_a_segment_comes_twice_and_is_stored_once(local):
     segments = fake_episode(SPEC, "e", steps=160)
-    assert [local.store.append(segment, 1, 2) for segment in segments] == [1, 2]
-    assert [local.store.append(segment, 1, 2) for segment in segments] == [None, None]
+    assert [put(local.store, segment) for segment in segments] == [1, 2]
+    assert [put(local.store, segment) for segment in segments] == [None, None]
     local.reopen()
-    assert local.store.append(segments[0], 1, 2) is None
+    assert put(local.store, segments[0]) is None
     assert len(local.ledger.segments_after(0)) == 2
 
 
 def test_the_ledger_has_the_size_and_hash_of_the_canonical_record(local):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     brought = msgspec.structs.replace(segment, frames={"camera1": segment.frames["camera1"]})
-    row = local.store.append(brought, 1, 2)
+    row = put(local.store, brought)
     empty = CameraFrames(np.zeros(0, np.int64), ())
     whole = msgspec.structs.replace(segment, frames={"camera0": empty, "camera1": segment.frames["camera1"]})
     payload = codec.encode(whole)
@@ -64,12 +64,12 @@ def test_what_may_not_be_stored_leaves_no_row(local):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     stranger = msgspec.structs.replace(segment.episode, spec_hash="0123456789abcdef")
     with pytest.raises(InvalidDataError, match="say hello"):
-        local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
+        put(local.store, msgspec.structs.replace(segment, episode=stranger))
     large = {**segment.frames, "camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
     with pytest.raises(InvalidDataError, match="Close segments more often"):
-        local.store.append(msgspec.structs.replace(segment, frames=large), 1, 2)
+        put(local.store, msgspec.structs.replace(segment, frames=large))
     assert local.ledger.totals().newest_row == 0
-    assert local.store.append(segment, 1, 2) == 1
+    assert put(local.store, segment) == 1
 
 
 def test_canonical_has_every_camera_in_order():
@@ -109,7 +109,7 @@ def test_any_values_come_back_to_the_last_bit(tmp_path):
     seen = {camera: times[:0] for camera, times in third.frame_times_ns.items()}
     third = msgspec.structs.replace(third, **arrays, frame_times_ns=seen, frames={})
     buffer.add([first, second])
-    row = buffer.store.append(third, 1, 2)
+    row = put(buffer.store, third)
     buffer.segments[row] = canonical(third, spec)
     for _ in range(2):
         buffer.check()
@@ -275,7 +275,7 @@ def test_a_full_disk_loses_nothing_that_was_taken(local, monkeypatch):
         patch.setattr(os, "pwrite", full)
         for _ in range(3):
             with pytest.raises(StorageError, match="no space left"):
-                local.store.append(segment, 1, 2)
+                put(local.store, segment)
     local.check(rows)
     local.add([segment])
     local.check()
