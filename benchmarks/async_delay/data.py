@@ -94,7 +94,7 @@ def demonstrate(
                 segment = builder.end("success" if done else "failure", clock.now_ns())
                 assert segment is not None
                 store.append_all([(segment, clock.now_ns())], clock.now_ns())
-        seal(store, ledger, time.monotonic_ns(), force=True)
+        seal(store, time.monotonic_ns(), force=True)
     finally:
         robot.close()
         store.close()

@@ -1,6 +1,6 @@
 """The store of segments: journal first, shards later, and one way to read both.
 
-A segment is taken by `append_all`: its record is on the device, then its ledger row is committed. The sealer moves records
+A segment is taken by `append_all`: its record is on the device, then its ledger row is committed. Sealing moves records
 into a shard. A reader asks the ledger where a record lies each time, so it sees it in one place or the other, and when
 it was moved between the question and the answer it asks again.
 """

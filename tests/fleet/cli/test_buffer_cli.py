@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
     for number, (source, actor) in enumerate((("demonstration", 2), ("online", 0), ("online", 1))):
         episode = fake_episode(SPEC, f"e{number}", source=source, actor=[actor] * 100, steps=100, seed=number)
         assert None not in store.append_all([(segment, 5) for segment in episode], 6)
-    assert seal(store, ledger, 7, force=True).shards == 1
+    assert seal(store, 7, force=True).shards == 1
     for segment in fake_episode(SPEC, "e3", actor=[0] * 40, steps=40, seed=3, finished=False):
         store.append_all([(segment, time.monotonic_ns())], time.monotonic_ns())
     numbers = [ledger.episode(f"e{n}").number for n in range(2)]  # type: ignore[union-attr]

@@ -45,7 +45,7 @@ class Buffer:
         self.put[segments[0].episode.id] = segments
 
     def seal(self) -> None:
-        assert seal(self.store, self.ledger, 10**18, force=True).segments
+        assert seal(self.store, 10**18, force=True).segments
 
     def rows(self) -> list[int]:
         return [row.row for row in self.ledger.segments_after(0, 10_000)]
