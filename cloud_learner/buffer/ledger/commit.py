@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.ledger.notes import spec
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Segment
@@ -29,7 +30,6 @@ _MAX_INDEX = 2**31 - 1
 _FACTS = Episode.__struct_fields__
 
 _KNOWN = sa.select(_s.row).where(_s.id == bindparam("id"))
-_SPEC = sa.select(tables.specs.c.hash).where(tables.specs.c.hash == bindparam("hash"))
 _EPISODE = sa.select(tables.episodes).where(_e.id == bindparam("id"))
 _INSERT_EPISODE = sa.insert(tables.episodes)
 _INSERT_SEGMENT = sa.insert(tables.segments)
@@ -148,7 +148,7 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
     facts = {name: getattr(segment.episode, name) for name in _FACTS}
     known = connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one_or_none()
     if known is None:
-        require_spec(connection, segment.episode.spec_hash)
+        spec(connection, segment.episode.spec_hash)
         connection.execute(_INSERT_EPISODE, facts)
         return connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one()
     for name, value in facts.items():
@@ -157,12 +157,6 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
                 f"segment {segment.id}: its episode is known with {name} {known[name]!r}, not {value!r}."
             )
     return known
-
-
-def require_spec(connection: sa.Connection, spec_hash: str) -> None:
-    """Raises `InvalidDataError` if no robot ever announced the spec."""
-    if connection.scalar(_SPEC, {"hash": spec_hash}) is None:
-        raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
 
 
 def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping, segment: Segment) -> int:

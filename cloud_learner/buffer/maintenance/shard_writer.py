@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
-from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow, Unsealed
+from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 
@@ -24,7 +23,6 @@ MIN_BYTES = SHARD_BYTES // 2
 """or their size in the journal"""
 MAX_AGE_S = 600.0
 """what has waited so long goes into a shard, however small; so does an episode that got nothing for so long"""
-T = TypeVar("T", SegmentRow, Unsealed)
 
 
 class Sealed(msgspec.Struct, frozen=True):
@@ -54,13 +52,13 @@ def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: f
     with store.ledger.exclusive(wait_s=wait_s):
         if not store.journal_is_here():
             return None
-        by_spec: dict[str, list[Unsealed]] = {}
+        by_spec: dict[str, list[SegmentRow]] = {}
         for segment in store.ledger.unsealed():
             # a file that is gone is no reason to forget its segments: `verify` says so, and a person decides
-            if store.journal.has(segment.journal):
+            if segment.journal is not None and store.journal.has(segment.journal):
                 by_spec.setdefault(segment.spec_hash, []).append(segment)
             else:
-                log.error("segment %s lies in journal file %d, which is gone.", segment.id, segment.journal)
+                log.error("segment %s lies in journal file %s, which is gone.", segment.id, segment.journal)
         for spec_hash, segments in by_spec.items():
             if not (ripe := _ripe(segments, now_ns, force)):
                 continue
@@ -74,15 +72,15 @@ def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: f
     return None
 
 
-def _ripe(segments: Sequence[Unsealed], now_ns: int, force: bool) -> list[list[Unsealed]]:
+def _ripe(segments: Sequence[SegmentRow], now_ns: int, force: bool) -> list[list[SegmentRow]]:
     """The episodes that may be sealed, in order; none while they are few and nothing waited for long."""
 
-    def waited(segment: Unsealed) -> bool:
+    def waited(segment: SegmentRow) -> bool:
         # a stamp in the future is one of before the machine started
         return not 0 <= now_ns - segment.committed_ns <= MAX_AGE_S * 1e9
 
     ripe = []
-    for _, group in itertools.groupby(segments, key=lambda segment: segment.episode_number):
+    for _, group in itertools.groupby(segments, key=lambda segment: segment.episode):
         episode = list(group)
         if force or episode[-1].finished or all(map(waited, episode)):
             ripe.append(episode)
@@ -91,9 +89,9 @@ def _ripe(segments: Sequence[Unsealed], now_ns: int, force: bool) -> list[list[U
     return ripe if force or worth or any(map(waited, every)) else []
 
 
-def take_shard(episodes: list[list[T]]) -> list[T]:
+def take_shard(episodes: list[list[SegmentRow]]) -> list[SegmentRow]:
     """As many of the first segments as fit into one shard; they are taken out of `episodes`, which holds some."""
-    chosen: list[T] = []
+    chosen: list[SegmentRow] = []
     room = SHARD_BYTES
     while episodes:
         episode = episodes[0]
@@ -109,7 +107,7 @@ def take_shard(episodes: list[list[T]]) -> list[T]:
 
 
 def move(
-    store: SegmentStore, spec_hash: str, segments: Sequence[SegmentRow | Unsealed], now_ns: int
+    store: SegmentStore, spec_hash: str, segments: Sequence[SegmentRow], now_ns: int
 ) -> tuple[int, dict[int, str]]:
     """Write segments into a shard of their own; how many, and by row why others could not be read: they stay."""
     found = store.read_records([segment.row for segment in segments])
@@ -118,8 +116,7 @@ def move(
     return store.write_shard(spec_hash, records, now_ns) if records else 0, found.damaged
 
 
-def _set_aside(store: SegmentStore, segment: Unsealed, why: str) -> None:
+def _set_aside(store: SegmentStore, segment: SegmentRow, why: str) -> None:
     log.error("segment %s (row %d) is damaged and set aside: %s", segment.id, segment.row, why)
-    at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
-    store.quarantine.put(segment.id, store.journal.raw(at), why)
+    store.quarantine.put(segment.id, store.journal.raw(segment.journaled), why)
     store.ledger.mark_damaged([segment.row])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 
 import msgspec
 
-from cloud_learner.buffer.ledger.rows import Journaled, ShardRow
+from cloud_learner.buffer.ledger.rows import ShardRow
 from cloud_learner.buffer.maintenance.compact import rewrite
 from cloud_learner.buffer.store.shard import metadata, shard_key
 from cloud_learner.buffer.store.store import MARK, SegmentStore
@@ -112,9 +112,8 @@ def _verify_journal(store: SegmentStore, repair: bool) -> Iterator[VerifyFinding
         with _alone(store, repair):
             found = []
             for row, reason in store.read_records(hit).damaged.items():
-                segment = some[row]
-                raw = store.journal.raw(Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256))
-                found += _set_aside(store, {row: reason}, {segment.id: raw}, reason, repair)
+                raw = store.journal.raw(some[row].journaled)
+                found += _set_aside(store, {row: reason}, {some[row].id: raw}, reason, repair)
         yield from found
 
 

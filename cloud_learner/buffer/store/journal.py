@@ -83,10 +83,9 @@ class Journal:
             )
         return payload
 
-    def raw(self, at: Journaled) -> bytes:
-        """What stands in place of a damaged record, as much as there is."""
-        path = self._path(at.journal)
-        if not path.exists():
+    def raw(self, at: Journaled | None) -> bytes:
+        """What stands in place of a damaged record, as much as there is; nothing for one that lies elsewhere."""
+        if at is None or not (path := self._path(at.journal)).exists():
             return b""
         with storage_errors("journal", path), open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), _HEADER.size + at.bytes, at.offset)

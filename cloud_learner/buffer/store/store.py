@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow
+from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.quarantine import Quarantine
@@ -192,11 +192,9 @@ class SegmentStore:
 
     def spec(self, spec_hash: str) -> RobotSpec:
         """The robot spec of this hash. Raises `InvalidDataError` if the ledger does not know it."""
-        spec = self._specs.get(spec_hash) or self.ledger.spec(spec_hash)
-        if spec is None:
-            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
-        self._specs[spec_hash] = spec
-        return spec
+        if spec_hash not in self._specs:
+            self._specs[spec_hash] = self.ledger.spec(spec_hash)
+        return self._specs[spec_hash]
 
     def read(self, rows: Sequence[int]) -> ReadResult:
         """The segments of these ledger rows, equal to the last bit to the canonical ones that were taken.
@@ -273,9 +271,8 @@ class SegmentStore:
         return [found for place in places for found in self._read_group([place], cached=False)]
 
     def _payloads(self, places: Sequence[SegmentRow], cached: bool) -> list[bytes]:
-        first = places[0]
-        if first.journal is not None:
-            return [self.journal.read(Journaled(first.journal, first.offset, first.bytes, first.sha256))]
+        if (at := places[0].journaled) is not None:
+            return [self.journal.read(at)]
         keys = [shard_key(place.spec_hash, place.shard) for place in places if place.shard is not None]
         spans = [(key, at.offset, at.offset + at.bytes) for key, at in zip(keys, places, strict=True)]
         payloads = read_spans(self.objects, spans, cached)

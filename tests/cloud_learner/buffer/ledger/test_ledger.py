@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -323,7 +324,8 @@ def test_robots_specs_and_clock_offsets(ledger):
     assert (robot.clock_offset_ns, robot.first_seen_ns, robot.last_seen_ns) == (-1234, 5, 9)
     assert (robot.clock, robot.spec_hash) == ("other clock", SPEC.hash)
     assert ledger.spec(SPEC.hash) == SPEC
-    assert ledger.spec("nothing") is None
+    with pytest.raises(InvalidDataError, match="robot spec nothing is unknown"):
+        ledger.spec("nothing")
     assert [robot.name for robot in ledger.robots()] == ["r1", "trainer"]
     assert ledger.robot("nobody") is None
     # a robot that was rebuilt brings another spec; data of the old one can still be read
@@ -334,9 +336,11 @@ def test_robots_specs_and_clock_offsets(ledger):
     ledger.set_clock_offset("r1", -1234, 80)
     ledger.set_clock_offset("r1", -1200, 90)
     ledger.set_clock_offset("nobody", 5, 90)
-    assert ledger.clock_offsets("r1") == ((70, -1234), (90, -1200))
+    offsets = tables.clock_offsets.c
+    with ledger.reading() as connection:
+        kept = connection.execute(sa.select(offsets.robot, offsets.measured_ns, offsets.offset_ns).order_by(offsets.id))
+        assert kept.all() == [("r1", 70, -1234), ("r1", 90, -1200)]
     assert ledger.robot("r1").clock_offset_ns == -1200
-    assert ledger.clock_offsets("nobody") == ()
 
 
 def test_measurements_applied_and_events(ledger):

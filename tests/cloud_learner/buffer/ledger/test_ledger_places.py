@@ -140,7 +140,7 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
     assert [one.id for one in found] == ["e0/0", "e0/1", "e1/0", "e1/1", "e1/2", "o/0", "e2/0", "e2/2"]
     assert [one.finished for one in found] == [False, False, True, True, True, False, False, False]
     one = found[4]
-    assert (one.row, one.episode, one.episode_number, one.index, one.spec_hash) == (2, "e1", 2, 2, SPEC.hash)
+    assert (one.row, one.episode, one.index, one.spec_hash) == (2, "e1", 2, SPEC.hash)
     assert (one.steps, one.bytes, one.frames, one.committed_ns) == (40, 102, 11, 11)
     assert (one.journal, one.offset, one.sha256) == (1, 400, f"{1:064x}")
     assert found[0].finished is False
