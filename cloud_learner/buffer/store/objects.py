@@ -66,8 +66,8 @@ class ObjectStore(Protocol):
         """Remove an object; one that is not there is as well removed."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """Keys of the objects in the folder `prefix` and below."""
+    def list(self) -> Iterator[str]:
+        """Keys of all objects."""
         ...
 
     def clean(self) -> int:
@@ -131,8 +131,8 @@ class LocalObjects:
         with storage_errors("store", self.root / key):
             (self.root / key).unlink(missing_ok=True)
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        for folder, folders, names in os.walk(self.root / prefix):
+    def list(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self.root):
             relative = Path(folder).relative_to(self.root)
             if relative == Path("."):
                 folders[:] = [name for name in folders if name != _WRITING]
@@ -237,13 +237,13 @@ class RemoteObjects:
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def list(self) -> Iterator[str]:
         try:
-            for some in obstore.list(self._store, prefix=prefix or None):
+            for some in obstore.list(self._store):
                 for entry in some:
                     yield entry["path"]
         except (BaseError, OSError) as error:
-            raise self._explained(error, prefix) from None
+            raise self._explained(error, "") from None
 
     def clean(self) -> int:
         return 0  # an object is put in one request
