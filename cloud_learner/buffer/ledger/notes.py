@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import AppliedRow, EvaluationRow, EventRow, RobotRow
 from cloud_learner.buffer.ledger.segments import chunks
-from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, rows_of
+from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, row_of, rows_of
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
 from wire.types import MAX_NAME, RobotSpec
@@ -71,7 +71,7 @@ def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measu
 
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:
     """The robot of this name, if it was ever seen."""
-    return next(iter(rows_of(connection, RobotRow, _ROBOT_ROWS.where(_robots.name == name))), None)
+    return row_of(connection, RobotRow, _ROBOT_ROWS.where(_robots.name == name))
 
 
 def robots(connection: sa.Connection) -> tuple[RobotRow, ...]:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, KeptEpisode, SegmentColumns, SegmentRow, Totals
-from cloud_learner.buffer.ledger.tables import columns_of, rows_of
+from cloud_learner.buffer.ledger.tables import columns_of, row_of, rows_of
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -43,7 +43,7 @@ EPISODE_ROWS = columns_of(EpisodeRow, _e)
 
 def segment(connection: sa.Connection, segment_id: str) -> SegmentRow | None:
     """The segment with this id, if it is there."""
-    return next(iter(rows_of(connection, SegmentRow, _SEGMENT_ROWS.where(_s.id == segment_id))), None)
+    return row_of(connection, SegmentRow, _SEGMENT_ROWS.where(_s.id == segment_id))
 
 
 def segments_after(connection: sa.Connection, row: int, limit: int = 1000) -> tuple[SegmentRow, ...]:
@@ -70,7 +70,7 @@ def damaged_segments(connection: sa.Connection) -> int:
 
 def episode(connection: sa.Connection, episode_id: str) -> EpisodeRow | None:
     """The episode with this id, also a pruned one."""
-    return next(iter(rows_of(connection, EpisodeRow, EPISODE_ROWS.where(_e.id == episode_id))), None)
+    return row_of(connection, EpisodeRow, EPISODE_ROWS.where(_e.id == episode_id))
 
 
 def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 100) -> tuple[EpisodeRow, ...]:

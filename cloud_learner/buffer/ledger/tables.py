@@ -344,6 +344,11 @@ def rows_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> 
     return tuple(kind(*row) for row in connection.execute(query))
 
 
+def row_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> K | None:
+    """The first one that a query of `columns_of` finds, if it finds any."""
+    return next(iter(rows_of(connection, kind, query)), None)
+
+
 def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     """An INSERT of the connection's dialect, which knows ON CONFLICT."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)

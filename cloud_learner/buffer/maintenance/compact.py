@@ -27,8 +27,8 @@ class Compacted(msgspec.Struct, frozen=True):
     read_shards: int
     """shards that went: what was left in them was read and written again"""
     written_shards: int
-    freed_bytes: int
-    """of the shards that went, less those that were written"""
+    freed_bytes: int = 0
+    """of the shards that went, less those that were written; `compact` says it"""
 
 
 def compact(store: SegmentStore, now_ns: int, *, wait_s: float = 30) -> Compacted:
@@ -39,15 +39,11 @@ def compact(store: SegmentStore, now_ns: int, *, wait_s: float = 30) -> Compacte
     """
     seal(store, now_ns, wait_s=wait_s)
     stuck: Stuck = set()
-    done = Compacted(0, 0, 0)
+    read, written, before = 0, 0, _stored_bytes(store.ledger)
     while (more := compact_one(store, now_ns, stuck, wait_s=wait_s)) is not None:
-        done = Compacted(
-            done.read_shards + more.read_shards,
-            done.written_shards + more.written_shards,
-            done.freed_bytes + more.freed_bytes,
-        )
+        read, written = read + more.read_shards, written + more.written_shards
     drop_dead(store, wait_s=wait_s)
-    return done
+    return Compacted(read, written, before - _stored_bytes(store.ledger))
 
 
 def compact_one(
@@ -63,7 +59,6 @@ def compact_one(
         sparse = _sparse(ledger)
         if not any(map(_is_dead, sparse)) and not _worth_rewriting(sparse, stuck, few):
             return None
-        before = _stored_bytes(ledger)
         # first: a full disk has no room for anything else
         dropped = _drop_dead(store)
         written = 0
@@ -74,7 +69,7 @@ def compact_one(
             dropped += _drop_dead(store)
             left = {(shard.spec_hash, shard.number) for shard in ledger.shards(spec_hash)}
             stuck |= left & {(shard.spec_hash, shard.number) for shard in chosen}
-        return Compacted(dropped, written, before - _stored_bytes(ledger)) if dropped or written else None
+        return Compacted(dropped, written) if dropped or written else None
 
 
 def drop_dead(store: SegmentStore, *, wait_s: float = 30) -> int:

@@ -83,12 +83,7 @@ class MaintenanceThread:
             self._keep_bounds()
         more = compact_one(self._store, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=0)
         if more is not None and more.written_shards:
-            log.info(
-                "%d shards became %d; %.1f MB given back.",
-                more.read_shards,
-                more.written_shards,
-                more.freed_bytes / 1e6,
-            )
+            log.info("%d shards became %d.", more.read_shards, more.written_shards)
         return sealed is not None or more is not None
 
     def _keep_bounds(self) -> None:
