@@ -159,13 +159,9 @@ def gone_since(connection: sa.Connection, generation: int) -> tuple[tuple[int, .
 
 def totals(connection: sa.Connection) -> Totals:
     """What is stored of all robots."""
-    found = robot_totals(connection).values()
-    everything = dict.fromkeys(Totals.__struct_fields__, 0)
-    for row in found:
-        for name in Totals.__struct_fields__:
-            value = getattr(row, name)
-            everything[name] = max(everything[name], value) if name == "newest_row" else everything[name] + value
-    return Totals(**everything)
+    robots = robot_totals(connection).values()
+    sums = {name: sum(getattr(one, name) for one in robots) for name in Totals.__struct_fields__}
+    return Totals(**{**sums, "newest_row": max((one.newest_row for one in robots), default=0)})
 
 
 def robot_totals(connection: sa.Connection) -> dict[str, Totals]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
+import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -102,11 +102,10 @@ class LocalObjects:
         self.cache: RangeCache | None = None
         self.root = root
         self.place = str(root)
-        self._numbers = iter(range(2**62))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}{TEMPORARY}"
-        write_durably(self.root / key, data, "store", self.root / _WRITING / name)
+        temporary = self.root / _WRITING / f"{secrets.token_hex(8)}{TEMPORARY}"
+        write_durably(self.root / key, data, "store", temporary)
 
     def get(self, key: str) -> bytes:
         try:
