@@ -57,16 +57,13 @@ def compact_one(
     ledger = store.ledger
     with ledger.exclusive(wait_s=wait_s):
         sparse = _sparse(ledger)
-        if not any(map(_is_dead, sparse)) and not _worth_rewriting(sparse, stuck, few):
-            return None
         # first: a full disk has no room for anything else
-        dropped = _drop_dead(store)
-        written = 0
+        dropped, written = _drop_dead(store, sparse), 0
         if chosen := _worth_rewriting(sparse, stuck, few):
             spec_hash = chosen[0].spec_hash
             places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
             written = rewrite(store, spec_hash, places, now_ns)
-            dropped += _drop_dead(store)
+            dropped += _drop_dead(store, _sparse(ledger))
             left = {(shard.spec_hash, shard.number) for shard in ledger.shards(spec_hash)}
             stuck |= left & {(shard.spec_hash, shard.number) for shard in chosen}
         return Compacted(dropped, written) if dropped or written else None
@@ -75,7 +72,7 @@ def compact_one(
 def drop_dead(store: SegmentStore, *, wait_s: float = 30) -> int:
     """Delete the shards in which no segment lies any more, and unused journal files. Returns how many shards."""
     with store.ledger.exclusive(wait_s=wait_s):
-        dropped = _drop_dead(store)
+        dropped = _drop_dead(store, _sparse(store.ledger))
         store.journal.remove_unused(store.ledger.journals)
         return dropped
 
@@ -122,23 +119,17 @@ def _worth_rewriting(shards: Sequence[ShardRow], stuck: Set[tuple[str, int]], fe
     return []
 
 
-def _drop_dead(store: SegmentStore) -> int:
-    dropped = 0
-    for shard in _sparse(store.ledger):
-        if _is_dead(shard):
-            store.ledger.mark_dropping(shard.spec_hash, shard.number)
-            store.remove_shard(shard.spec_hash, shard.number)
-            dropped += 1
-    return dropped
+def _drop_dead(store: SegmentStore, shards: Sequence[ShardRow]) -> int:
+    dead = [one for one in shards if one.state == "sealed" and not one.live_segments and not one.damaged_segments]
+    for shard in dead:
+        store.ledger.mark_dropping(shard.spec_hash, shard.number)
+        store.remove_shard(shard.spec_hash, shard.number)
+    return len(dead)
 
 
 def _sparse(ledger: Ledger) -> tuple[ShardRow, ...]:
     """Those of which two fit into one: few of very many."""
     return ledger.shards(below_bytes=SHARD_BYTES // 2)
-
-
-def _is_dead(shard: ShardRow) -> bool:
-    return shard.state == "sealed" and not shard.live_segments and not shard.damaged_segments
 
 
 def _stored_bytes(ledger: Ledger) -> int:
