@@ -25,6 +25,8 @@ from wire.errors import FleetError
 __all__ = ["Bound", "Compacted", "Pruned", "Retention", "VerifyFinding", "compact", "drop_dead", "prune", "verify"]
 log = logging.getLogger(__name__)
 _BOUNDS_EVERY_NS = 60 * 10**9
+_BETWEEN_S = 0.05
+"""between two pieces: whoever else waits to seal, prune or compact looks every 20 ms"""
 _FEW_SHARDS = 8
 """Small shards that are worth writing together: fewer would be written again and again."""
 
@@ -102,7 +104,7 @@ class MaintenanceThread:
 
     def _run(self) -> None:
         failed, more = False, False
-        while not self._stopping.wait(self._pause_s if failed else 0 if more else self._every_s):
+        while not self._stopping.wait(self._pause_s if failed else _BETWEEN_S if more else self._every_s):
             try:
                 if failed:
                     with self._ledger.exclusive(wait_s=0):

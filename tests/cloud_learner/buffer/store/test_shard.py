@@ -4,6 +4,8 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from zarr.buffer.cpu import Buffer as CPUBuffer
+from zarr.storage import MemoryStore
 
 from cloud_learner.buffer.store.objects import RemoteObjects, open_objects
 from cloud_learner.buffer.store.shard import FORMAT, SHARD_BYTES, encode_shard, metadata, read_spans, shard_key
@@ -75,6 +77,15 @@ def test_zarr_reads_the_same_from_the_same_objects(objects):
     assert not group["records"][begin + end : begin + end + 1000].any()
     # a shard that was never written
     assert not group["records"][begin - 1000 : begin].any()
+
+
+def test_the_object_is_the_one_that_zarr_would_write():
+    records = [*_records([700_000]), b"\0" * 600_000, b"x" * 300_000]
+    files = {key.removeprefix(f"{SPEC.hash}/"): CPUBuffer.from_bytes(data) for key, data in metadata(SPEC).items()}
+    data = np.frombuffer(b"".join(records), np.uint8)
+    begin = 3 * SHARD_BYTES
+    zarr.open_group(MemoryStore(files), mode="r+")["records"][begin : begin + len(data)] = data
+    assert files["records/c/3"].to_bytes() == bytes(encode_shard(records))
 
 
 def test_the_same_records_give_the_same_bytes():
