@@ -88,12 +88,6 @@ class SegmentRow(msgspec.Struct, frozen=True):
     first_tick: int
     steps: int
     human_steps: int
-    frames: int
-    """over all cameras"""
-    reward_sum: float
-    last: bool
-    outcome: str
-    """'' unless last"""
     bytes: int
     sha256: str
     """of the record"""

@@ -61,14 +61,12 @@ def test_a_segment_is_entered_once_and_in_commit_order(ledger):
     assert [_commit(ledger, segment) for segment in segments] == [1, 2, 3]
     assert [_commit(ledger, segment) for segment in segments] == [None] * 3
     rows = ledger.segments_after(0)
-    assert [(row.row, row.id, row.first_tick, row.steps, row.last, row.outcome) for row in rows] == [
-        (1, "e1/0", 0, 80, False, ""),
-        (2, "e1/1", 80, 80, False, ""),
-        (3, "e1/2", 160, 40, True, "success"),
+    assert [(row.row, row.id, row.first_tick, row.steps) for row in rows] == [
+        (1, "e1/0", 0, 80),
+        (2, "e1/1", 80, 80),
+        (3, "e1/2", 160, 40),
     ]
     assert (rows[0].robot, rows[0].task, rows[0].episode, rows[0].spec_hash) == ("r1", "drawer-open", "e1", SPEC.hash)
-    assert rows[0].frames == len(segments[0].frames["camera0"].encoded) == 20
-    assert rows[0].reward_sum == pytest.approx(segments[0].reward.astype(np.float64).sum(), abs=1e-12)
     assert (rows[0].closed_ns, rows[0].received_ns, rows[0].committed_ns) == (segments[0].closed_ns, 10, 11)
     assert ledger.segments_after(1, limit=1) == rows[1:2]
     assert ledger.segment("e1/2") == rows[2]

@@ -141,7 +141,7 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
     assert [one.finished for one in found] == [False, False, True, True, True, False, False, False]
     one = found[4]
     assert (one.row, one.episode, one.index, one.spec_hash) == (2, "e1", 2, SPEC.hash)
-    assert (one.steps, one.bytes, one.frames, one.committed_ns) == (40, 102, 11, 11)
+    assert (one.steps, one.bytes, one.committed_ns) == (40, 102, 11)
     assert (one.journal, one.offset, one.sha256) == (1, 400, f"{1:064x}")
     assert found[0].finished is False
     _commit(ledger, third[1], first[2])
