@@ -144,7 +144,7 @@ def test_images_are_held_one_segment_at_a_time(
             yield picture
 
     monkeypatch.setattr(DatasetSource, "pictures", counted)
-    monkeypatch.setattr(other.store, "append", lambda segment, *_times: at.append((drawn[0], segment.steps)))
+    monkeypatch.setattr(other.store, "append_all", lambda some, _: at.append((drawn[0], some[0][0].steps)))
     import_dataset(other.ledger, other.store, tmp_path / "out")
     assert [count for count, _ in at] == (2 * np.cumsum([steps for _, steps in at])).tolist()
 
