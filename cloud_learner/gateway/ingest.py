@@ -58,7 +58,6 @@ class Ingest:
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
-        self._specs: dict[str, RobotSpec] = {}
         self._histories: OrderedDict[str, CommittedHistory] = OrderedDict()
 
     def open(self) -> None:
@@ -108,7 +107,7 @@ class Ingest:
         """What becomes of a segment that is not to be stored; None for one that is."""
         try:
             check_names(segment, peer)
-            spec = self._spec(segment)
+            spec = self._store.spec(segment.episode.spec_hash)
             check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
             if known is not None:
@@ -177,14 +176,6 @@ class Ingest:
         if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
             raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
         return IngestResult(IngestOutcome.duplicate)
-
-    def _spec(self, segment: Segment) -> RobotSpec:
-        spec_hash = segment.episode.spec_hash
-        spec = self._specs.get(spec_hash) or self._ledger.spec(spec_hash)
-        if spec is None:
-            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
-        self._specs[spec_hash] = spec
-        return spec
 
     def _history(self, segment: Segment) -> CommittedHistory:
         """What is stored of the segment's episode; read back when this gateway has not seen it."""

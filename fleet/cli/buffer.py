@@ -40,8 +40,8 @@ def stats(data: Data = DATA, as_json: AsJson = False) -> None:
     """What is stored: by task, source and outcome; bytes, shards, versions."""
     from cloud_learner.buffer.maintenance.stats import collect, render
 
-    with DataDirectory(data).open_buffer() as (ledger, store):
-        found = collect(ledger, store)
+    with DataDirectory(data).open_buffer() as (_ledger, store):
+        found = collect(store)
     echo_json(found) if as_json else typer.echo(render(found))
 
 
@@ -55,7 +55,7 @@ def verify(
 
     damaged = 0
     with DataDirectory(data).open_buffer(write=repair) as (ledger, store):
-        for finding in upkeep.verify(store, ledger, repair=repair):
+        for finding in upkeep.verify(store, repair=repair):
             damaged += finding.damage
             typer.echo(f"{'DAMAGED' if finding.damage else 'note'}: {finding.text}")
         total = ledger.totals()
@@ -101,7 +101,7 @@ def prune(
     with DataDirectory(data).open_buffer(write=not dry_run) as (ledger, store):
         pruned = upkeep.prune(ledger, retention, time.time_ns(), dry_run=dry_run)
         if not dry_run:
-            upkeep.drop_dead(store, ledger)
+            upkeep.drop_dead(store)
     would = "would be forgotten" if dry_run else "forgotten"
     typer.echo(f"{pruned.episodes} episodes ({pruned.segments} segments, {pruned.bytes / 1e6:.1f} MB) {would}.")
     if pruned.warning:
@@ -113,8 +113,8 @@ def compact(data: Data = DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
-    with DataDirectory(data).open_buffer(write=True) as (ledger, store):
-        done = upkeep.compact(store, ledger, time.monotonic_ns())
+    with DataDirectory(data).open_buffer(write=True) as (_ledger, store):
+        done = upkeep.compact(store, time.monotonic_ns())
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
 
 

@@ -162,6 +162,4 @@ def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     if len(matching) != 1:
         known = ", ".join(hashes) or "none"
         raise ConfigError(f"--spec must name one robot spec of this buffer; it has: {known}.")
-    spec = ledger.spec(matching[0])
-    assert spec is not None
-    return spec
+    return ledger.spec(matching[0])

@@ -139,7 +139,7 @@ def make_gateway(
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
-    return gateway, view, ledger, MaintenanceThread(store, ledger, recipe.retention)
+    return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
 
 def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:

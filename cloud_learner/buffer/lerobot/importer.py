@@ -97,7 +97,7 @@ def import_dataset(
                 for segment in _segments(source, mapped, entry, episode, outcome, part):
                     _check(segment, mapped.spec, before, f"episode {entry.index} of {source.root}")
                     now_ns = time.monotonic_ns()
-                    store.append(segment, now_ns, now_ns)
+                    store.append_all([(segment, now_ns)], now_ns)
                     before.add(segment)
                     steps += segment.steps
                 episodes += 1

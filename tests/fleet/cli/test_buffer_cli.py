@@ -30,11 +30,10 @@ def data(tmp_path: Path) -> Path:
     ledger.see_robot("r1", SPEC, "clock", 1)
     for number, (source, actor) in enumerate((("demonstration", 2), ("online", 0), ("online", 1))):
         episode = fake_episode(SPEC, f"e{number}", source=source, actor=[actor] * 100, steps=100, seed=number)
-        for segment in episode:
-            assert store.append(segment, 5, 6) is not None
-    assert seal(store, ledger, 7, force=True).shards == 1
+        assert None not in store.append_all([(segment, 5) for segment in episode], 6)
+    assert seal(store, 7, force=True).shards == 1
     for segment in fake_episode(SPEC, "e3", actor=[0] * 40, steps=40, seed=3, finished=False):
-        store.append(segment, time.monotonic_ns(), time.monotonic_ns())
+        store.append_all([(segment, time.monotonic_ns())], time.monotonic_ns())
     numbers = [ledger.episode(f"e{n}").number for n in range(2)]  # type: ignore[union-attr]
     ledger.commit_version(PolicyVersion(1, "ab", 2, 0, 10, 5, 2), "1.safetensors", numbers[:1])
     ledger.commit_version(PolicyVersion(2, "cd", 2, 1, 20, 5, 4), "2.safetensors", numbers[1:])

@@ -45,10 +45,10 @@ def data(tmp_path: Path) -> Path:
             ledger.take_snapshot("demonstrations")
         task = RECIPE.tasks[number % len(RECIPE.tasks)]
         actors = [ACTORS.index(actor)] * STEPS
-        for segment in fake_episode(
+        segments = fake_episode(
             RECIPE.spec, f"e{number}", task=task, source=source, steps=STEPS, actor=actors, seed=number
-        ):
-            store.append(segment, 5, 6)
+        )
+        store.append_all([(segment, 5) for segment in segments], 6)
     store.close()
     ledger.close()
     return root

@@ -77,7 +77,7 @@ def as_jpeg(image: np.ndarray) -> np.ndarray:
 def test_what_was_recorded_is_shown_again(data: Path, tmp_path: Path, recorded: Recorded, sealed: bool) -> None:
     if sealed:
         ledger, store = BufferLocation(data).open_writer()
-        assert seal(store, ledger, 7, force=True).shards == 1
+        assert seal(store, 7, force=True).shards == 1
         store.close()
         ledger.close()
     path = tmp_path / "one.episode"

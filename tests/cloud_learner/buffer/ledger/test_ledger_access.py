@@ -17,6 +17,7 @@ from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, InvalidDataError, NotWritableError, StorageError
 
 SPEC = fake_spec()
+AT = Journaled(1, 0, 100, "0" * 64)
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def ledger(ledger_place):
 
 
 def _commit(ledger, segment):
-    return ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+    (row,) = ledger.commit_segments([(segment, AT, 10)], 11)
+    return row
 
 
 # --- several at once ------------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
     with ledger.writing() as connection:
-        row = ledger_commit.commit_segment(connection, first, Journaled(1, 0, 1, "0" * 64), 1, 2)
+        (row,) = ledger_commit.commit_segments(connection, [(first, AT, 1)], 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
@@ -233,7 +235,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     assert _commit(ledger, segments[1]) is not None
     # in the middle of a transaction nothing of it is kept
     with pytest.raises(StorageError), ledger.writing() as connection:
-        ledger_commit.commit_segment(connection, segments[2], Journaled(1, 0, 1, "0" * 64), 1, 2)
+        ledger_commit.commit_segments(connection, [(segments[2], AT, 1)], 2)
         postgres_server.execute(end_all)
     assert ledger.totals().segments == 2
     assert _commit(ledger, segments[2]) is not None

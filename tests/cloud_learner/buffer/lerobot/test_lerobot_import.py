@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,22 +111,24 @@ def test_an_interrupted_import_goes_on_where_it_stopped(
     monkeypatch.setattr(lerobot_import, "SEGMENT_STEPS", 5)
     whole = taken(tmp_path / "out")
     assert len(whole) == 5 + 4
-    append = other.store.append
+    append_all = other.store.append_all
     for stop in (3, 4, 2):
         calls: list[str] = []
 
-        def limited(segment: Segment, received_ns: int, committed_ns: int, stop: int = stop) -> int | None:
-            row = append(segment, received_ns, committed_ns)
-            if row is not None:
-                calls.append(segment.id)
+        def limited(
+            segments: Sequence[tuple[Segment, int]], committed_ns: int, stop: int = stop
+        ) -> Sequence[int | None]:
+            rows = append_all(segments, committed_ns)
+            if None not in rows:
+                calls.append(segments[0][0].id)
                 if len(calls) == stop:
                     raise StorageError("the disk went away")
-            return row
+            return rows
 
-        monkeypatch.setattr(other.store, "append", limited)
+        monkeypatch.setattr(other.store, "append_all", limited)
         with pytest.raises(StorageError, match="went away"):
             import_dataset(other.ledger, other.store, tmp_path / "out")
-    monkeypatch.setattr(other.store, "append", append)
+    monkeypatch.setattr(other.store, "append_all", append_all)
     import_dataset(other.ledger, other.store, tmp_path / "out")
     stored = {segment.id: segment for segment in other.segments()}
     assert len(stored) == len(other.rows()) == len(whole)
@@ -147,7 +149,7 @@ def test_images_are_held_one_segment_at_a_time(
             yield picture
 
     monkeypatch.setattr(DatasetSource, "pictures", counted)
-    monkeypatch.setattr(other.store, "append", lambda segment, *_times: at.append((drawn[0], segment.steps)))
+    monkeypatch.setattr(other.store, "append_all", lambda some, _: at.append((drawn[0], some[0][0].steps)))
     import_dataset(other.ledger, other.store, tmp_path / "out")
     assert [count for count, _ in at] == (2 * np.cumsum([steps for _, steps in at])).tolist()
 

@@ -186,9 +186,9 @@ def filled(tmp_path_factory):
     segments = fleet(SPEC, episodes=14)
     rows = []
     for number, segment in enumerate(segments):
-        rows.append(store.append(segment, 1, 1))
+        rows += store.append_all([(segment, 1)], 1)
         if number == 20:
-            seal(store, ledger, 2, force=True)
+            seal(store, 2, force=True)
     store.close()
     ledger.close()
     return place, dict(zip(rows, segments, strict=True))
@@ -358,7 +358,7 @@ def test_training_goes_on_with_what_is_kept_while_the_object_store_is_away(tmp_p
     ledger, store = place.open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     store.append_all([(segment, 1) for segment in fleet(SPEC, episodes=8)], 1)
-    seal(store, ledger, 2, force=True)
+    seal(store, 2, force=True)
     ledger.close()
     expect, _ = batches(place, 20)
     requests.down = True

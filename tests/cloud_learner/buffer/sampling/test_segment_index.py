@@ -259,7 +259,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
             fake_episode(spec, "shown", task="a", source="demonstration", steps=30, seed=4),
         )
         for segment in (*kept, *(segment for segments in others for segment in segments)):
-            ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
+            ledger.commit_segments([(segment, Journaled(1, 0, 1, "0" * 64), 1)], 2)
         universe = SegmentIndex(("a",))
         universe.extend(ledger.index(0, spec.data_hash))
         assert universe.watermark == ledger.totals().newest_row
