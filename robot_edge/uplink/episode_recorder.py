@@ -32,9 +32,10 @@ class EpisodeRecorder:
         self._unspooled: list[tuple[Segment, Segment | None]] = []
         """with what the episode ends with should nothing follow"""
         self._storage_fault = ""
-        self._lost_episode = ""
+        self._lost_episode, self._lost_told = "", True
+        """id of the newest one of which steps are missing, and whether control was told"""
         if (ending := spool.ending()) is not None:
-            self._lost_episode = ending.episode.id
+            self._lost_episode, self._lost_told = ending.episode.id, False
             log.warning("robot '%s': an earlier uplink died in episode %s; it is aborted.", name, ending.episode.id)
             self._unspooled.append((ending, None))
 
@@ -48,11 +49,9 @@ class EpisodeRecorder:
             case EpisodeStarted(episode=episode):
                 self.break_off()
                 self._builder, self._step_ns = SegmentBuilder(episode, self._segment_steps), self._clock.now_ns()
-                self._lost_episode = ""
             case _ if self._builder is None or self._builder.episode.id != message.episode_id:
                 if message.episode_id != self._lost_episode:
-                    self._lost_episode = message.episode_id
-                    self._control.send(EpisodeLost(message.episode_id))
+                    self._lost_episode, self._lost_told = message.episode_id, False
             case StepRecorded(step=step, chunk=chunk, outcome=outcome):
                 self._step_ns = self._clock.now_ns()
                 if (segment := self._builder.step(step, chunk, outcome)) is not None:
@@ -73,18 +72,18 @@ class EpisodeRecorder:
             self._put(self._builder.end("aborted", self._clock.now_ns()))
             self._builder = None
 
-    def greet(self) -> None:
-        """Tell control what it may not have heard: what an earlier uplink said may not be true any more."""
+    def report_storage(self) -> None:
+        """Tell control whether the spool takes segments."""
         self._control.send(Nack(self._storage_fault))
-        if self._lost_episode:
-            self._control.send(EpisodeLost(self._lost_episode))
 
     def poll(self) -> None:
-        """Write what is not yet durable; end an episode that goes on no more."""
+        """Write what is not yet durable; end an episode that goes on no more; say of which steps are missing."""
         if self._builder is not None and self._clock.now_ns() - self._step_ns > _BROKEN_OFF_S * 1e9:
             log.warning("robot '%s': no step for %g s; the episode is aborted.", self._name, _BROKEN_OFF_S)
             self.break_off()
         self._spool_waiting()
+        if not self._lost_told:
+            self._lost_told = self._control.send(EpisodeLost(self._lost_episode))
 
     def _put(self, segment: Segment | None, ending: Segment | None = None) -> None:
         if segment is not None:
@@ -100,10 +99,10 @@ class EpisodeRecorder:
                 if not self._storage_fault:
                     log.error("robot '%s' holds: %s", self._name, error)
                     self._storage_fault = str(error)
-                    self._control.send(Nack(self._storage_fault))
+                    self.report_storage()
                 return
             self._unspooled.pop(0)
             if self._storage_fault:
                 log.info("robot '%s': the spool takes segments again.", self._name)
                 self._storage_fault = ""
-                self._control.send(Nack(""))
+                self.report_storage()

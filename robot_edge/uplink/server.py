@@ -174,7 +174,8 @@ class Uplink:
                 for waiting in (*self._commands.current(), self._job, self._activated):
                     if waiting is not None:
                         self._control.send(waiting)
-                self._recorder.greet()
+                # Also when nothing is wrong: an earlier uplink may have said that something was.
+                self._recorder.report_storage()
                 self._control.send(RequestPreviews(self._watched))
             case Stop():
                 self._control_done = True
