@@ -10,6 +10,7 @@ from wire.errors import StorageError
 from wire.messages.gateway import Nack, Segment
 from wire.messages.local import EpisodeEnded, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
+from wire.types import EpisodeOutcome
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,11 @@ class EpisodeRecorder:
         self._lost_episode, self._lost_told = "", True
         """id of the newest one of which steps are missing, and whether control was told"""
         if (ending := spool.ending()) is not None:
-            self._lost_episode, self._lost_told = ending.episode.id, False
-            log.warning("robot '%s': an earlier uplink died in episode %s; it is aborted.", name, ending.episode.id)
+            # An episode that had ended with this very step is whole.
+            self._lost_episode, self._lost_told = ending.episode.id, ending.outcome != EpisodeOutcome.aborted
+            log.warning(
+                "robot '%s': an earlier uplink died in episode %s: %s.", name, ending.episode.id, ending.outcome
+            )
             self._unspooled.append((ending, None))
 
     @property
@@ -69,7 +73,7 @@ class EpisodeRecorder:
     def break_off(self) -> None:
         """Nothing more comes of the running episode, if there is one."""
         if self._builder is not None:
-            self._put(self._builder.end("aborted", self._clock.now_ns()))
+            self._put(self._builder.end(EpisodeOutcome.aborted, self._clock.now_ns()))
             self._builder = None
 
     def report_storage(self) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from robot_edge.runtime.process_group import record_channel
@@ -77,6 +78,22 @@ def test_an_episode_whose_uplink_was_killed_ends_where_the_spool_ends(tmp_path: 
     assert len(segments(third.received())) == 3
     for desk in (killed, again, third):
         desk.uplink.close()
+
+
+def test_an_uplink_that_is_killed_with_all_steps_in_the_spool_has_lost_nothing(tmp_path: Path) -> None:
+    killed, episode = Desk(tmp_path), samples.episode()
+    killed.record(10, end=False)
+    last = msgspec.structs.replace(samples.step(10, frame_ns=81), terminated=True)
+    killed.control.send(StepRecorded(episode.id, last, outcome="failure"))
+    killed.uplink.poll()
+    again = Desk(tmp_path)
+    again.control.send(EpisodeEnded(episode.id, "failure", 5))
+    again.hello()
+    assert lost(again) == []
+    found = segments(again.received())
+    assert [(s.steps, s.outcome, s.terminated[-1]) for s in found] == [(10, "", False), (1, "failure", True)]
+    killed.uplink.close()
+    again.uplink.close()
 
 
 def test_an_uplink_that_is_killed_between_two_episodes_ends_nothing(tmp_path: Path) -> None:
