@@ -97,6 +97,8 @@ class Reply(msgspec.Struct, array_like=True):
     """None in the answer to a read without a proposal: it has to be asked for by itself"""
     spec: RobotSpec | None = None
     pid: int = 0
+    terminated: bool = False
+    truncated: bool = False
 
 
 def decode_error(reply: Reply) -> FleetError:

@@ -116,7 +116,13 @@ class RobotProxy:
         )
         if at_ns:
             self._ahead, self._ahead_ns = self._number + 1, at_ns
-        return Feedback(np.frombuffer(reply.executed, np.float32), reply.reward, reply.success)
+        return Feedback(
+            np.frombuffer(reply.executed, np.float32),
+            reply.reward,
+            reply.success,
+            terminated=reply.terminated,
+            truncated=reply.truncated,
+        )
 
     def expect_read(self, at_ns: int) -> None:
         """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.

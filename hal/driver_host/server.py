@@ -241,8 +241,15 @@ class DriverServer:
                 return self._with_proposal(reply) if request.propose else reply
             case "write":
                 executed, done = self._execute(request)
-                reward, success = validate_outcome(self.robot.spec, done)
-                return Reply(number, executed=executed.tobytes(), reward=reward, success=success)
+                reward, success, terminated, truncated = validate_outcome(self.robot.spec, done)
+                return Reply(
+                    number,
+                    executed=executed.tobytes(),
+                    reward=reward,
+                    success=success,
+                    terminated=terminated,
+                    truncated=truncated,
+                )
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":
