@@ -137,6 +137,8 @@ class Trainer:
         trained = self._gradient_step()
         if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
             self.phase = TrainerPhase.online
+            # what it learned before robots acted by it does not count against what they bring
+            self._source.count_from_now()
         if self.phase == TrainerPhase.online:
             # What storage does not allow now is tried again later: learning goes on.
             try:

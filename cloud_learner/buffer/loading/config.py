@@ -149,3 +149,5 @@ class DatasetState(msgspec.Struct, frozen=True):
     batches: int
     recorded: int
     drawn: tuple[int, ...]
+    counted_from: tuple[int, int]
+    """(batches, recorded) when `ReplayDataset.count_from_now` was called last"""

@@ -107,6 +107,8 @@ class ReplayDataset:
         """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
         self._batches = self._recorded = 0
+        self._counted_from = (0, 0)
+        """what `_batches` and `_recorded` were when `ahead_of_data` began to count"""
         self._labelled = 0
         """newest revision of the steps' labels that was looked at"""
         self._waited_s, self._looked_s = 0.0, time.perf_counter()
@@ -151,10 +153,15 @@ class ReplayDataset:
 
     @property
     def ahead_of_data(self) -> bool:
-        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded so far."""
-        config = self.config
-        drawn = self._batches * config.batch * config.ticks_per_frame
-        return bool(config.samples_per_insert) and drawn >= config.samples_per_insert * self._recorded
+        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded: of both, what came
+        since `count_from_now`."""
+        config, (batches, recorded) = self.config, self._counted_from
+        drawn = (self._batches - batches) * config.batch * config.ticks_per_frame
+        return bool(config.samples_per_insert) and drawn >= config.samples_per_insert * (self._recorded - recorded)
+
+    def count_from_now(self) -> None:
+        """Begin a count for `ahead_of_data`: what was drawn and recorded before has nothing to do with it."""
+        self._counted_from = self._batches, self._recorded
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -249,7 +256,9 @@ class ReplayDataset:
         drawn = tuple(sorted(self._drawn))
         settings, sampler = self.config.settings(), self.sampler.state()
         watermark = self.universe.watermark
-        state = DatasetState(settings, sampler, watermark, pending, self._batches, self._recorded, drawn)
+        state = DatasetState(
+            settings, sampler, watermark, pending, self._batches, self._recorded, drawn, self._counted_from
+        )
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -279,6 +288,7 @@ class ReplayDataset:
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
         self._batches, self._drawn = saved.batches, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
+        self._counted_from = saved.counted_from
         try:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -59,7 +59,7 @@ class Storage:
 
 @pytest.fixture
 def storage(tmp_path, monkeypatch):
-    """Three running episodes whose first two segments were sealed, and a gateway that starts when the store is silent."""
+    """Three running episodes whose first two segments are sealed; a gateway that starts when the store is silent."""
     storage = Storage(tmp_path, monkeypatch)
     for episode in EPISODES:
         assert storage.accept(*episode[:2]) == ["stored"] * 2

@@ -126,3 +126,32 @@ def test_random_weights_still_wait_for_demonstrations(tmp_path):
         assert rehearsal.trainer.phase == "waiting"
     finally:
         rehearsal.close()
+
+
+@pytest.mark.slow
+def test_online_it_draws_no_more_than_robots_bring_and_pretraining_does_not_count(tmp_path):
+    plain = fake()
+    algorithm = replace(plain.algorithm, pretrain_steps=60, publish_every_s=0.1)
+    limited = replace(plain, samples_per_insert=1.0, algorithm=algorithm)
+    fleet = InProcessFleet(tmp_path, limited)
+    try:
+        drawn_per_step = algorithm.batch * algorithm.ticks_per_frame
+        while fleet.trainer.phase != "online":
+            fleet.turn(1, 1.0)
+        before = fleet.trainer.learner.gradient_steps, fleet.ledger.totals().steps
+        # more was drawn by now than is recorded
+        assert before[0] * drawn_per_step > 1.5 * before[1]
+        for restarted in (False, True):
+            if restarted:
+                fleet.trainer.save()
+                fleet.trainer.close()
+                fleet.trainer = again(fleet)
+            began = fleet.trainer.learner.gradient_steps
+            for _ in range(200):
+                fleet.turn(1, 1.0)
+                drawn = (fleet.trainer.learner.gradient_steps - before[0]) * drawn_per_step
+                # the batch that reaches the limit may pass it
+                assert drawn < fleet.ledger.totals().steps - before[1] + drawn_per_step
+            assert fleet.trainer.learner.gradient_steps > began
+    finally:
+        fleet.close()
