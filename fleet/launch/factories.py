@@ -191,29 +191,34 @@ def make_trainer(
     max_steps: int = 0,
     clock: Clock | None = None,
 ) -> Trainer:
-    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+    """The trainer on the buffer in `data`; resumes from its newest checkpoint.
+
+    Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read.
+    """
     from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.learner import Learner
     from cloud_learner.training.trainer import Trainer, TrainerConfig
 
-    policy = recipe.make_policy(recipe.spec, seed)
-    ledger, store = data.buffer.open_reader()
-    return Trainer(
-        name,
-        Learner(policy, recipe.algorithm, seed),
-        policy.set_normalization,
-        ReplayDataset(ledger, store, recipe.spec, dataset_config(recipe, policy, seed)),
-        ledger,
-        gateway,
-        data.checkpoints,
-        clock or MonotonicClock(),
-        TrainerConfig(
+    with contextlib.ExitStack() as undo:
+        # before the policy is built, which takes a while: who waits for the buffer asks often
+        ledger, store = data.buffer.open_reader()
+        undo.callback(ledger.close)
+        undo.callback(store.close)
+        policy = recipe.make_policy(recipe.spec, seed)
+        dataset = ReplayDataset(ledger, store, recipe.spec, dataset_config(recipe, policy, seed))
+        undo.enter_context(dataset)
+        config = TrainerConfig(
             demonstrations=recipe.demonstrations * len(recipe.tasks),
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),
-        ),
-    )
+        )
+        learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
+        trainer = Trainer(
+            name, learner, policy.set_normalization, dataset, ledger, gateway, data.checkpoints, clock, config
+        )
+        undo.pop_all()
+    return trainer
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

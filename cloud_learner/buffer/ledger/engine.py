@@ -24,6 +24,7 @@ from wire.errors import (
     CorruptDataError,
     DiskFullError,
     InvalidDataError,
+    NothingStoredError,
     NotWritableError,
     StorageError,
     storage_errors,
@@ -166,9 +167,9 @@ class Database:
             raise StorageError(f"ledger {self.location}: too many connections at once: {error}.") from error
 
 
-def no_ledger(location: str) -> StorageError:
+def no_ledger(location: str) -> NothingStoredError:
     """What to say when there is nothing to read."""
-    return StorageError(f"no ledger at {location}: start the gateway there first, or choose another --data.")
+    return NothingStoredError(f"no ledger at {location}: start the gateway there first, or choose another --data.")
 
 
 def _reason(error: sa.exc.DBAPIError) -> str:

@@ -253,12 +253,8 @@ class ReplayDataset:
             )
             for plan in self._pending
         )
-        drawn = tuple(sorted(self._drawn))
-        settings, sampler = self.config.settings(), self.sampler.state()
-        watermark = self.universe.watermark
-        state = DatasetState(
-            settings, sampler, watermark, pending, self._batches, self._recorded, drawn, self._counted_from
-        )
+        counts = self._batches, self._recorded, tuple(sorted(self._drawn)), self._counted_from
+        state = DatasetState(self.config.settings(), self.sampler.state(), self.universe.watermark, pending, *counts)
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:

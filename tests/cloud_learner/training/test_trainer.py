@@ -11,6 +11,7 @@ from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from policies.common.weights import unpack
+from wire.errors import StorageError
 
 
 class Pretrained:
@@ -155,3 +156,35 @@ def test_online_it_draws_no_more_than_robots_bring_and_pretraining_does_not_coun
             assert fleet.trainer.learner.gradient_steps > began
     finally:
         fleet.close()
+
+
+def test_a_ledger_and_a_store_that_are_away_are_said_once_and_batches_go_on(fleet, monkeypatch, caplog):
+    fleet.demonstrate(1)
+    trainer, source = fleet.trainer, fleet.trainer._source
+    for _ in range(3):
+        fleet.clock.advance(10**9)
+        trainer.step()
+    asked = []
+
+    def away(what):
+        asked.append(what)
+        raise StorageError(f"the {what} is away.")
+
+    def steps():
+        before = trainer.learner.gradient_steps
+        for _ in range(100):
+            fleet.clock.advance(5 * 10**7)
+            trainer.step()
+        return trainer.learner.gradient_steps - before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "refresh", lambda limit: away("ledger"))
+        assert steps() == 100
+        # 5 s: after 0.1, 0.2, ... 1.6, 3.2 s
+        assert 1 < len(asked) <= 7
+        patch.setattr(source, "next", lambda: away("store"))
+        assert steps() == 0
+        assert asked.count("store") <= 7
+    assert caplog.text.count("the ledger is away") == caplog.text.count("the store is away") == 1
+    fleet.clock.advance(30 * 10**9)
+    assert steps() == 100
