@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 
 from wire.clock import Clock
-from wire.errors import InvalidDataError, StorageError
+from wire.errors import FleetError, InvalidDataError, StorageError
 
 log = logging.getLogger(__name__)
 _FIRST_NS = 100_000_000
@@ -25,7 +25,7 @@ class RetryPause:
         clock: Clock,
         longest_s: float = 30.0,
         times_attempt: float = 0.0,
-        lasting: tuple[type[StorageError], ...] = (),
+        lasting: tuple[type[FleetError], ...] = (),
     ) -> None:
         """`what` is said in front of each error, for people.
 

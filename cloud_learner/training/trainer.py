@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
+_COUNT_NS = 1_000_000_000
 
 
 class TrainerPhase(StrEnum):
@@ -118,7 +119,7 @@ class Trainer:
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
-        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = now_ns
+        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_count_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
         # A silent database is given up after a while, in which nothing is learned: that is a fifth of the time at most.
         self._refreshing = RetryPause("nothing new can be looked at now", clock, times_attempt=4.0)
@@ -224,11 +225,27 @@ class Trainer:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def _look_for_demonstrations(self) -> None:
-        demonstrations = self._source.finished(EpisodeSource.demonstration)
-        if demonstrations >= self._config.demonstrations and self._normalizing.due:
-            with self._normalizing:
+        if self._refreshing.failing or not self._normalizing.due:
+            return
+        with self._normalizing:
+            if self._has_demonstrations():
                 self._set_normalization(self._source.examples())
                 self.phase = TrainerPhase.pretraining
+
+    def _has_demonstrations(self) -> bool:
+        wanted, config = self._config.demonstrations, self._source.config
+        if self._source.finished(EpisodeSource.demonstration) >= wanted:
+            return True
+        if not config.validation or self._clock.now_ns() < self._next_count_ns:
+            return False
+        # Those that are held out have been recorded as well, and nobody records others in their place.
+        self._next_count_ns = self._clock.now_ns() + _COUNT_NS
+        counts = (
+            episodes
+            for task, source, outcome, episodes, *_ in self._ledger.shares()
+            if source == EpisodeSource.demonstration and outcome and task in config.tasks
+        )
+        return sum(counts) >= wanted
 
     def _refresh(self) -> int:
         """Look for new segments in the buffer when it is time; how many there were."""

@@ -25,7 +25,7 @@ from fleet.launch import factories
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, CorruptDataError, FormatError, NotWritableError
+from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
 from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
@@ -73,7 +73,9 @@ def run_trainer(options: TrainerOptions) -> None:
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
         trainer = wait_for_buffer(
-            lambda: factories.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps),
+            lambda: factories.make_trainer(
+                recipe, options.name, data, channel, options.seed, options.max_steps, snapshot=options.snapshot
+            ),
             lambda: shutdown.requested,
         )
         if trainer is None:
@@ -150,11 +152,11 @@ def wait_for_buffer(make: Callable[[], Made], ended: Callable[[], bool]) -> Made
     """What `make` returns once the buffer that it opens can be read; None when this process is to end before.
 
     Why it waits is said once, and again when the reason changes. Raises what waiting does not mend: a buffer of
-    another format, a damaged one, one that may not be read.
+    another format, a damaged one, one that may not be read or lacks what was asked for.
     """
     from cloud_learner.training.retry import RetryPause
 
-    lasting = (FormatError, CorruptDataError, NotWritableError)
+    lasting = (FormatError, CorruptDataError, NotWritableError, InvalidDataError)
     pause = RetryPause("waiting for the buffer", MonotonicClock(), longest_s=1.0, lasting=lasting)
     while not ended():
         if not pause.due:

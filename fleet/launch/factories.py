@@ -177,6 +177,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetC
         cache_bytes=recipe.cache_bytes,
         echo=recipe.echo,
         samples_per_insert=recipe.samples_per_insert,
+        validation=recipe.validation,
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
     )
@@ -190,10 +191,12 @@ def make_trainer(
     seed: int,
     max_steps: int = 0,
     clock: Clock | None = None,
+    snapshot: str = "",
 ) -> Trainer:
-    """The trainer on the buffer in `data`; resumes from its newest checkpoint.
+    """The trainer on the buffer in `data`, or on what a `snapshot` of it holds; resumes from its newest checkpoint.
 
-    Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read.
+    Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read, and
+    `InvalidDataError` for an unknown snapshot.
     """
     from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.learner import Learner
@@ -204,11 +207,14 @@ def make_trainer(
         ledger, store = data.buffer.open_reader()
         undo.callback(ledger.close)
         undo.callback(store.close)
+        until_row = ledger.snapshot_row(snapshot) if snapshot else 0
         policy = recipe.make_policy(recipe.spec, seed)
-        dataset = ReplayDataset(ledger, store, recipe.spec, dataset_config(recipe, policy, seed))
+        asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
+        dataset = ReplayDataset(ledger, store, recipe.spec, asked)
         undo.enter_context(dataset)
         config = TrainerConfig(
-            demonstrations=recipe.demonstrations * len(recipe.tasks),
+            # a snapshot has what it has
+            demonstrations=0 if snapshot else recipe.demonstrations * len(recipe.tasks),
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),

@@ -80,7 +80,7 @@ def draw_batch(
     recipe: str = "",
     *,
     snapshot: str = "",
-    validation: float = 0.0,
+    validation: float | None = None,
     held_out: bool = False,
     n_step: int = 0,
     seed: int = 0,
@@ -88,8 +88,9 @@ def draw_batch(
     """The first batch of a trainer that starts now on the buffer below `root`, with at most 1 GiB of memory.
 
     `recipe`: '' takes the fleet's own, and the policy that was chosen for it; `snapshot`: draw from nothing later;
-    the others as in `DatasetConfig`, where `n_step` is not 0 with one window behind each image. Only reads. Raises
-    `ConfigError`, `StorageError`, and `InvalidDataError` for an unknown snapshot or when there is nothing to draw.
+    `validation`: None takes the recipe's; the others as in `DatasetConfig`, where `n_step` is not 0 with one window
+    behind each image. Only reads. Raises `ConfigError`, `StorageError`, and `InvalidDataError` for an unknown snapshot
+    or when there is nothing to draw.
     """
     if not recipe and DataDirectory(root).identity() is None:
         raise ConfigError(f"--data {root}: no fleet has worked there that says how to draw. Give --recipe NAME.")
@@ -103,7 +104,7 @@ def draw_batch(
         config = msgspec.structs.replace(
             config,
             until_row=ledger.snapshot_row(snapshot) if snapshot else 0,
-            validation=validation,
+            validation=config.validation if validation is None else validation,
             held_out=held_out,
             cache_bytes=min(config.cache_bytes, _CACHE_BYTES),
             workers=0,

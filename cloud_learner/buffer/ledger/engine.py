@@ -269,7 +269,8 @@ def _guarded_connection_type() -> Any:
     import psycopg
 
     def answers(connection: psycopg.Connection) -> bool:
-        asked: dict[str, Any] = {**connection.info.get_parameters(), "password": connection.info.password, "connect_timeout": _PROBE_S}
+        asked: dict[str, Any] = connection.info.get_parameters()
+        asked |= {"password": connection.info.password, "connect_timeout": _PROBE_S}
         try:
             psycopg.connect(**asked).close()
         except psycopg.errors.ConnectionTimeout:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
+from cloud_learner.buffer.sampling.segment_index import on_side
 from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from policies.common.weights import unpack
-from wire.errors import StorageError
+from wire.errors import InvalidDataError, StorageError
 
 
 class Pretrained:
@@ -188,3 +189,45 @@ def test_a_ledger_and_a_store_that_are_away_are_said_once_and_batches_go_on(flee
     assert caplog.text.count("the ledger is away") == caplog.text.count("the store is away") == 1
     fleet.clock.advance(30 * 10**9)
     assert steps() == 100
+
+
+def _drawn(fleet, trainer):
+    """Ids of the episodes of some batches."""
+    for _ in range(20):
+        fleet.clock.advance(10**9)
+        trainer.step()
+    trainer._note_drawn()
+    drawn = trainer._trained_on
+    return {row.id for row in fleet.ledger.episodes() if row.number in drawn}
+
+
+def test_what_the_recipe_holds_out_is_not_trained_on_and_nobody_waits_for_more_in_its_place(tmp_path):
+    fleet = InProcessFleet(tmp_path, replace(fake(), validation=0.5), robots=0)
+    try:
+        everything = held_out = set()
+        while held_out == everything or not held_out:
+            # their names are drawn at random
+            fleet.demonstrate(int(bool(everything)))
+            everything = {row.id for row in fleet.ledger.episodes()}
+            held_out = {name for name in everything if on_side(name, 0.5, held_out=True)}
+        assert _drawn(fleet, fleet.trainer) == everything - held_out
+    finally:
+        fleet.close()
+
+
+def test_it_trains_on_a_snapshot_and_on_nothing_later(tmp_path):
+    fleet = InProcessFleet(tmp_path, fake(), robots=0)
+    try:
+        first = {row.id for row in fleet.ledger.episodes()}
+        fleet.ledger.take_snapshot("first")
+        fleet.demonstrate(3)
+        line = fleet.server.connect("trainer")
+        with pytest.raises(InvalidDataError, match=r"no snapshot 'frist'.*Did you mean 'first'"):
+            factories.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="frist")
+        trainer = factories.make_trainer(
+            fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="first"
+        )
+        assert _drawn(fleet, trainer) == first
+        trainer.close()
+    finally:
+        fleet.close()

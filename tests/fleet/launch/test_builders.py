@@ -7,7 +7,15 @@ import logging
 import pytest
 
 from fleet.launch.builders import wait_for_buffer
-from wire.errors import ConfigError, CorruptDataError, FormatError, NothingStoredError, NotWritableError, StorageError
+from wire.errors import (
+    ConfigError,
+    CorruptDataError,
+    FormatError,
+    InvalidDataError,
+    NothingStoredError,
+    NotWritableError,
+    StorageError,
+)
 
 
 def test_it_says_why_it_waits_once_and_goes_on_when_the_buffer_is_there(caplog: pytest.LogCaptureFixture) -> None:
@@ -28,7 +36,7 @@ def test_it_says_why_it_waits_once_and_goes_on_when_the_buffer_is_there(caplog: 
     ]
 
 
-@pytest.mark.parametrize("kind", [FormatError, CorruptDataError, NotWritableError, ConfigError])
+@pytest.mark.parametrize("kind", [FormatError, CorruptDataError, NotWritableError, ConfigError, InvalidDataError])
 def test_what_waiting_does_not_mend_ends_it(kind: type[Exception]) -> None:
     def make() -> None:
         raise kind("it stays so.")
