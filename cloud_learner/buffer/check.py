@@ -76,6 +76,18 @@ class CommittedHistory:
         for camera, frames in segment.frames.items():
             self._frames.setdefault(camera, set()).update(frames.times_ns.tolist())
 
+    def remove(self, segment: Segment) -> None:
+        """Undo `add` of a segment that passed `check_order`, which lets no frame be brought twice."""
+        self._indices.remove(segment.index)
+        del self._extents[segment.index]
+        if segment.last:
+            self.ended_at = None
+        for camera, frames in segment.frames.items():
+            self._frames[camera].difference_update(frames.times_ns.tolist())
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._extents
+
     def frames_until(self, index: int) -> KnownFrames | None:
         """Times of the frames of the segments before `index`, or None when one of those is not there."""
         if bisect.bisect_left(self._indices, index) != index:

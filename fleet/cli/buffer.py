@@ -25,11 +25,14 @@ app = typer.Typer(
 Data = Annotated[Path, typer.Option(help="Data directory of the fleet.")]
 Snapshot = Annotated[str, unset("Only what this snapshot holds.")]
 Validation = Annotated[
-    float, typer.Option(min=0.0, help="Share of the episodes that is held out, by their ids: the same ones for good.")
+    float | None,
+    typer.Option(
+        min=0.0,
+        show_default=False,
+        help="Share of the episodes that is held out, by their ids: the same ones for good; default: the recipe's.",
+    ),
 ]
-HeldOut = Annotated[
-    bool, typer.Option("--held-out/--training", help="With --validation: only what is held out, or only the rest.")
-]
+HeldOut = Annotated[bool | None, typer.Option("--held-out/--training", help="Only what is held out, or only the rest.")]
 DATA = Path("data") / "pixels"
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -251,8 +254,8 @@ def sample(
         ),
     ] = None,
     snapshot: Snapshot = "",
-    validation: Validation = 0.0,
-    held_out: HeldOut = False,
+    validation: Validation = None,
+    held_out: HeldOut = None,
     n_step: Annotated[
         int,
         typer.Option(min=0, help="Also what follows so many ticks later, for learning values; one window a picture."),
@@ -270,7 +273,7 @@ def sample(
             raise ConfigError(f"--recipe {text!r}: write NAME or NAME=SHARE, each name once.")
         shares[name] = to_float(share, name) if equals else 1.0
     drawn, missing = sample_batch.draw_batches(
-        data, shares, snapshot=snapshot, validation=validation, held_out=held_out, n_step=n_step, seed=seed
+        data, shares, snapshot=snapshot, validation=validation, held_out=bool(held_out), n_step=n_step, seed=seed
     )
     for name, why in missing.items():
         typer.echo(f"recipe '{name}' gives its share to the others: {why}", err=True)

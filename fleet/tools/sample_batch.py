@@ -92,7 +92,7 @@ def draw_batches(
     shares: Mapping[str, float],
     *,
     snapshot: str = "",
-    validation: float = 0.0,
+    validation: float | None = None,
     held_out: bool = False,
     n_step: int = 0,
     seed: int = 0,
@@ -101,9 +101,9 @@ def draw_batches(
 
     `shares` of the batches by recipe; '' is the fleet's own, and the policy that was chosen for it. A batch of each
     that has data, of one recipe the first; and by name why others have none, whose share goes to these. `snapshot`:
-    draw from nothing later; the others as in `DatasetConfig`, where `n_step` is not 0 with one window behind each
-    image. Only reads. Raises `ConfigError`, `StorageError`, and `InvalidDataError` for an unknown snapshot or when
-    there is nothing to draw.
+    draw from nothing later; `validation`: None takes the recipe's; the others as in `DatasetConfig`, where `n_step` is
+    not 0 with one window behind each image. Only reads. Raises `ConfigError`, `StorageError`, and `InvalidDataError`
+    for an unknown snapshot or when there is nothing to draw.
     """
     if "" in shares and DataDirectory(root).identity() is None:
         raise ConfigError(f"--data {root}: no fleet has worked there that says how to draw. Give --recipe NAME.")
@@ -111,7 +111,8 @@ def draw_batches(
     with contextlib.ExitStack() as held:
         ledger, store = held.enter_context(DataDirectory(root).open_buffer())
         changes: dict[str, Any] = {"n_step": n_step, "ticks_per_frame": 1} if n_step else {}
-        changes |= {"until_row": ledger.snapshot_row(snapshot) if snapshot else 0, "validation": validation}
+        changes |= {"until_row": ledger.snapshot_row(snapshot) if snapshot else 0}
+        changes |= {} if validation is None else {"validation": validation}
         changes |= {"held_out": held_out, "workers": 0, "prefetch": 0, "lead": 1}
         datasets: dict[str, ReplayDataset] = {}
         for name in shares:

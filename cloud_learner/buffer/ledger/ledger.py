@@ -27,7 +27,7 @@ from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger import snapshots as ledger_snapshots
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
 from cloud_learner.buffer.ledger.segments import chunks
-from wire.errors import StorageError
+from wire.errors import FormatError
 
 _FORMAT = "format"
 SEGMENTS_AT_ONCE = 100
@@ -97,7 +97,7 @@ class Ledger(Database):
                 ledger_notes.write_meta(connection, _FORMAT, found)
         if found != str(tables.FORMAT):
             newer = "newer " if found and found.isdecimal() and int(found) > tables.FORMAT else ""
-            raise StorageError(
+            raise FormatError(
                 f"ledger {self.location} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
                 f"install the {newer}vla-fleet that wrote it, or choose a fresh --data directory or database."
             )

@@ -155,3 +155,5 @@ class DatasetState(msgspec.Struct, frozen=True):
     sampled: int
     recorded: int
     drawn: tuple[int, ...]
+    counted_from: tuple[int, int]
+    """(sampled, recorded) when `ReplayDataset.count_from_now` was called last"""

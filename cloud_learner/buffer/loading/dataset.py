@@ -94,6 +94,8 @@ class ReplayDataset:
         self._drawn: set[int] = set()
         self._batches = self._sampled = self._recorded = 0
         """batches of this rank; steps that all ranks drew, and that were recorded"""
+        self._counted_from = (0, 0)
+        """what `_sampled` and `_recorded` were when `ahead_of_data` began to count"""
         self._labelled = 0
         """newest revision of the steps' labels that was looked at"""
         self._looked_s = time.perf_counter()
@@ -138,9 +140,14 @@ class ReplayDataset:
 
     @property
     def ahead_of_data(self) -> bool:
-        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded so far."""
-        most = self.config.samples_per_insert
-        return bool(most) and self._sampled >= most * self._recorded
+        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded: of both, what came
+        since `count_from_now`."""
+        most, (sampled, recorded) = self.config.samples_per_insert, self._counted_from
+        return bool(most) and self._sampled - sampled >= most * (self._recorded - recorded)
+
+    def count_from_now(self) -> None:
+        """Begin a count for `ahead_of_data`: what was drawn and recorded before has nothing to do with it."""
+        self._counted_from = self._sampled, self._recorded
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -225,11 +232,8 @@ class ReplayDataset:
             PendingBatch(plan.number, plan.watermark, plan.newest_version, plan.draws.tobytes())
             for plan in self._pending
         )
-        drawn = tuple(sorted(self._drawn))
-        settings, sampler = self.config.settings(), self.sampler.state()
-        watermark = self.universe.watermark
-        counts = self._batches, self._sampled, self._recorded
-        state = DatasetState(settings, sampler, watermark, pending, *counts, drawn)
+        counts = self._batches, self._sampled, self._recorded, tuple(sorted(self._drawn)), self._counted_from
+        state = DatasetState(self.config.settings(), self.sampler.state(), self.universe.watermark, pending, *counts)
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -259,6 +263,7 @@ class ReplayDataset:
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
         self._batches, self._sampled, self._drawn = saved.batches, saved.sampled, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
+        self._counted_from = saved.counted_from
         try:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -24,7 +24,14 @@ from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.quarantine import Quarantine
 from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
 from wire import codec
-from wire.errors import CorruptDataError, InvalidDataError, MessageTooLargeError, ProtocolError, StorageError
+from wire.errors import (
+    CorruptDataError,
+    FormatError,
+    InvalidDataError,
+    MessageTooLargeError,
+    ProtocolError,
+    StorageError,
+)
 from wire.messages.gateway import CameraFrames, Segment
 from wire.types import RobotSpec
 
@@ -183,7 +190,7 @@ class SegmentStore:
         except msgspec.DecodeError as error:
             raise StorageError(f"{self.objects.place}/{MARK}: {error}. Is this a store of vla-fleet?") from error
         if found != FORMAT:
-            raise StorageError(
+            raise FormatError(
                 f"store {self.objects.place} has format {found}, this vla-fleet reads format {FORMAT}: "
                 "install the vla-fleet that wrote it, or choose another --store."
             )

@@ -123,6 +123,12 @@ def test_only_what_a_snapshot_holds_and_one_side_of_the_split(data: Path, monkey
     assert 0 < len(held_out) < 8
     assert episodes(data, validation=0.5, held_out=True) == held_out
     assert episodes(data, validation=0.5) == names - held_out
+    holding_out = replace(large, validation=0.5)
+    monkeypatch.setattr(sample_batch, "recipe_of", lambda _root: (holding_out, Overrides()))
+    assert episodes(data, held_out=True) == held_out, "the recipe's share"
+    assert episodes(data) == names - held_out
+    assert episodes(data, validation=0.0) == names
+    monkeypatch.setattr(sample_batch, "recipe_of", lambda _root: (large, Overrides()))
     with pytest.raises(InvalidDataError, match=r"no snapshot 'demonstration'.*Did you mean 'demonstrations'"):
         draw_batch(data, snapshot="demonstration")
     with pytest.raises(ConfigError, match="held_out needs the share"):

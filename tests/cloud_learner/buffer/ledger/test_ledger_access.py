@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 import threading
+import time
 import traceback
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import engine, notes
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -249,3 +251,30 @@ def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
     with pytest.raises(InvalidDataError, match="NUL"):
         _commit(ledger, fake_episode(SPEC, "e1", task="a\0b")[0])
     ledger.close()
+
+
+@pytest.mark.slow
+def test_a_silent_server_is_given_up_and_one_that_is_busy_is_waited_for(postgres_server, postgres_url, monkeypatch):
+    monkeypatch.setattr(engine, "_SILENT_S", 0.2)
+    # the least that PostgreSQL's clients take
+    monkeypatch.setattr(engine, "_PROBE_S", 2)
+    monkeypatch.setattr(engine, "_CONNECT_S", 2)
+    with contextlib.closing(Ledger.open(postgres_url)) as ledger:
+        with ledger.reading() as connection:
+            assert connection.scalar(sa.text("SELECT pg_sleep(1)")) is not None, "it answered others meanwhile"
+        began = time.monotonic()
+        with postgres_server.stopped():
+            with pytest.raises(
+                StorageError, match=r"ledger postgresql://fleet@/.* takes no connection in 2 s: it may be stopped"
+            ):
+                ledger.totals()
+            assert time.monotonic() - began < 30
+        ledger.see_robot("r1", SPEC, "clock", 5)
+        # in the middle of a transaction nothing of it is kept
+        with pytest.raises(StorageError, match="did not answer"), ledger.writing() as connection:
+            notes.write_meta(connection, "a", "b")
+            with postgres_server.stopped():
+                notes.write_meta(connection, "c", "d")
+        with ledger.reading() as connection:
+            assert notes.read_meta(connection, "a") == ""
+        assert ledger.robot("r1") is not None

@@ -877,6 +877,23 @@ def test_no_more_steps_are_drawn_than_the_recorded_ones_allow():
         buffer.add(*record(spec, "e2", [5], 3))
         feed.refresh()
         assert not feed.ahead_of_data, "what was forgotten had been recorded all the same"
+        feed.count_from_now()
+        assert feed.ahead_of_data, "nothing is drawn before something is recorded"
+        buffer.add(*record(spec, "e3", [10], 4))
+        feed.refresh()
+        for _ in range(2):
+            assert not feed.ahead_of_data
+            feed.next()
+        assert feed.ahead_of_data
+        state = feed.state()
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
+        feed.restore(state)
+        assert feed.ahead_of_data
+        buffer.add(*record(spec, "e4", [5], 5))
+        feed.refresh()
+        assert not feed.ahead_of_data
+        feed.next()
+        assert feed.ahead_of_data
     with ReplayDataset(buffer, buffer, spec, config()) as feed:
         feed.refresh()
         feed.next()
