@@ -64,7 +64,7 @@ def storage(tmp_path, monkeypatch):
     for episode in EPISODES:
         assert storage.accept(*episode[:2]) == ["stored"] * 2
     assert storage.reads == [], "of a new episode nothing is stored that could be read"
-    seal(storage.store, storage.ledger, 2000, force=True)
+    seal(storage.store, 2000, force=True)
     storage.answers.clear()
     storage.start()
     yield storage
