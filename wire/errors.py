@@ -11,6 +11,8 @@
     ├── StorageError
     │   ├── DiskFullError      no room left; what was being written was taken back
     │   ├── NotWritableError   a directory or file that may not be written
+    │   ├── NothingStoredError nobody has begun to store anything there
+    │   ├── FormatError        what another version of this project wrote
     │   └── CorruptDataError   bytes on disk that do not match their checksum
     ├── RobotError
     │   ├── RenderError        a simulated camera that cannot draw
@@ -71,6 +73,14 @@ class DiskFullError(StorageError):
 
 class NotWritableError(StorageError):
     """A directory or file that may not be written."""
+
+
+class NothingStoredError(StorageError):
+    """Nobody has begun to store anything there."""
+
+
+class FormatError(StorageError):
+    """What is stored was written by another version of this project."""
 
 
 class CorruptDataError(StorageError):

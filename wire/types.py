@@ -75,7 +75,6 @@ class Role(StrEnum):
     gateway = "gateway"
     edge = "edge"
     """a robot"""
-    uplink = "uplink"
     inference = "inference"
     thinker = "thinker"
     """encodes observations for robots on other machines"""

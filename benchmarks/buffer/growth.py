@@ -144,12 +144,12 @@ def _fill(data: Path, spec: RobotSpec, sizes: tuple[int, ...]) -> Iterator[int]:
     for size in sizes:
         ledger, store = BufferLocation(data).open_writer()
         ledger.see_robot(ROBOT, spec, CLOCK, time.monotonic_ns())
-        sealer = MaintenanceThread(store, ledger, every_s=1.0)
+        sealer = MaintenanceThread(store, every_s=1.0)
         sealer.start()
         for number in range(done, size):
             now_ns = time.monotonic_ns()
             for segment in _renamed(patterns[number % len(patterns)], number):
-                store.append(segment, now_ns, now_ns)
+                store.append_all([(segment, now_ns)], now_ns)
         sealer.stop()
         store.close()
         ledger.close()
@@ -199,7 +199,7 @@ def _append(store: SegmentStore, segment: Segment) -> float:
     """Seconds until the segment may be acknowledged."""
     before = time.perf_counter()
     now_ns = time.monotonic_ns()
-    row = store.append(segment, now_ns, now_ns)
+    (row,) = store.append_all([(segment, now_ns)], now_ns)
     took = time.perf_counter() - before
     assert row is not None, f"{segment.id} was there already"
     return took
@@ -210,7 +210,7 @@ def _seal_beside(ledger: Ledger, store: SegmentStore, coming: Iterator[Segment],
 
     def work() -> None:
         before = time.perf_counter()
-        done = seal(store, ledger, time.monotonic_ns(), force=True)
+        done = seal(store, time.monotonic_ns(), force=True)
         if done.shards:
             at.seal_s += [(time.perf_counter() - before) / done.shards] * done.shards
 

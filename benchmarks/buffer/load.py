@@ -246,8 +246,8 @@ def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, out
     painted = PicturePainter()
     for number in range(size.before):
         for segment in painted.episode(number, names[number % size.robots], "demonstration"):
-            store.append(segment, time.monotonic_ns(), time.monotonic_ns())
-    seal(store, ledger, time.monotonic_ns(), force=True)
+            store.append_all([(segment, time.monotonic_ns())], time.monotonic_ns())
+    seal(store, time.monotonic_ns(), force=True)
     # on a robot encoding is done elsewhere: here it is done beforehand
     episodes = int(np.ceil(size.turns * (size.writing_s + 1) * CONTROL_HZ / SCALE.episode_steps)) + 1
     coming: list[Iterator[Segment]] = []
@@ -257,7 +257,7 @@ def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, out
         coming.append(iter([segment for episode in mine for segment in episode]))
     ingest = Ingest(ledger, store)
     ingest.open()
-    sealer = MaintenanceThread(store, ledger, every_s=1.0)
+    sealer = MaintenanceThread(store, every_s=1.0)
     sealer.start()
     outbox.send("ready")
     took: list[float] = []

@@ -32,10 +32,10 @@ def fill(place: BufferLocation, scale: Scale) -> Raw:
 
     def take(segment: Segment) -> None:
         now_ns = time.monotonic_ns()
-        store.append(segment, now_ns, now_ns)
+        store.append_all([(segment, now_ns)], now_ns)
 
     raw = make(scale, take)
-    seal(store, ledger, time.monotonic_ns(), force=True)
+    seal(store, time.monotonic_ns(), force=True)
     store.close()
     ledger.close()
     # the journal file that was open goes when the next writer begins

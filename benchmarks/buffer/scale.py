@@ -233,7 +233,7 @@ def gateway(place: BufferLocation, segments: int, sizes: Sizes) -> dict[str, flo
     found["once: open to write, ms"] = _ms(lambda: opened.append(place.open_writer()))
     ledger, store = opened[0]
     found[f"{PERIODIC}: a round of maintenance that finds nothing to do, ms"] = _ms(
-        lambda: (seal(store, ledger, 1), compact_one(store, ledger, 1, set(), few=8)), times
+        lambda: (seal(store, 1), compact_one(store, 1, set(), few=8)), times
     )
     found[f"{PERIODIC}: totals of all robots, ms"] = _ms(ledger.robot_totals, times)
     found[f"{PERIODIC}: newest version, generation, newest episodes, ms"] = _ms(
@@ -253,7 +253,7 @@ def gateway(place: BufferLocation, segments: int, sizes: Sizes) -> dict[str, flo
         lambda: ledger.prune(next(pieces), time.time_ns()), 3
     )
     found[f"{PERIODIC}: its longest transaction, ms"] = max(longest) * 1e3
-    found["once: statistics, ms"] = _ms(lambda: collect(ledger, store))
+    found["once: statistics, ms"] = _ms(lambda: collect(store))
     found["once: verify's walk over the ledger, of 100 shards, ms"] = _ms(
         lambda: [ledger.places_in_shard(shard.spec_hash, shard.number) for shard in ledger.shards()[-100:]]
     )

@@ -16,11 +16,11 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.config import LoopConfig, ObservationLimits, RobotTimeouts
 from robot_edge.control.loop import ControlLoop
 from wire.clock import ManualClock
-from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, VersionActivated
-from wire.messages.local import ChunkReply, ChunkRequest
+from wire.messages.gateway import Job, Nack, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeLost
 from wire.stop_state import StopState
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, Observation, PolicyCapabilities, Role
+from wire.types import ActionChunk, Observation, PolicyCapabilities
 
 STRATEGIES = ("sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained")
 TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True)
@@ -162,7 +162,6 @@ class Bench:
             ),
         )
         self.loop.driver.start_disconnected()
-        self.uplink.send(Hello("drill", Role.uplink, "", 0, 1))
         self.uplink.send(Job("job", ("drill",), int(self.rng.integers(0, 2**30))))
         self.uplink.send(VersionActivated("drill", 1, 0, TRAINED))
         if self._driving:
@@ -276,7 +275,8 @@ class Bench:
         self._bursty = not self._bursty
 
     def _new_uplink(self) -> None:
-        self.uplink.send(Hello("drill", Role.uplink, "", 0, 1))
+        if (episode := self.loop.tracker.episode) is not None:
+            self.uplink.send(EpisodeLost(episode.id))
 
     # --- inference --------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,18 @@ class CommittedHistory:
         for camera, frames in segment.frames.items():
             self._frames.setdefault(camera, set()).update(frames.times_ns.tolist())
 
+    def remove(self, segment: Segment) -> None:
+        """Undo `add` of a segment that passed `check_order`, which lets no frame be brought twice."""
+        self._indices.remove(segment.index)
+        del self._extents[segment.index]
+        if segment.last:
+            self.ended_at = None
+        for camera, frames in segment.frames.items():
+            self._frames[camera].difference_update(frames.times_ns.tolist())
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._extents
+
     def frames_until(self, index: int) -> KnownFrames | None:
         """Times of the frames of the segments before `index`, or None when one of those is not there."""
         if bisect.bisect_left(self._indices, index) != index:
@@ -271,21 +283,12 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None) -
 
 def jpeg_size(data: bytes) -> tuple[int, int, int] | None:
     """(height, width, channels) that a JPEG header promises, or None if `data` is no whole JPEG file."""
-    if data[:3] != b"\xff\xd8\xff" or data[-2:] != b"\xff\xd9":
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
         return None
-    at = 2
-    while at + 9 < len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
-            height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
-            return height, width, data[at + 9]
-        elif marker in (0xD8, 0xD9, 0xDA):  # the image begins, or the file ends, without a frame header
-            return None
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
+    channels = {"Gray": 1, "CMYK": 4, "YCCK": 4}.get(colors, 3)
+    return (height, width, channels) if data[-2:] == b"\xff\xd9" else None
 
 
 def segment_bytes(segment: Segment) -> int:

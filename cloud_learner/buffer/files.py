@@ -16,6 +16,8 @@ from wire.errors import InvalidDataError, storage_errors
 
 _NEARLY_FULL = 0.05
 """part of a disk"""
+_FLUSHED_BYTES = 2 * 1024 * 1024
+"""What is on its way to the device at once: whoever flushes another file meanwhile, as the journal, waits behind it."""
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
 
@@ -32,7 +34,7 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def write_durably(path: Path, data: bytes, what: str, temporary: Path | None = None) -> None:
+def write_durably(path: Path, data: bytes | memoryview, what: str, temporary: Path | None = None) -> None:
     """Write `data` to `path`, replacing what is there; it is on the device when this returns.
 
     temporary: where it is written first, on the same file system; beside `path` when None
@@ -46,9 +48,10 @@ def write_durably(path: Path, data: bytes, what: str, temporary: Path | None = N
             make_directory(path.parent)
             make_directory(temporary.parent)
             with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                for first in range(0, max(1, len(data)), _FLUSHED_BYTES):
+                    file.write(memoryview(data)[first : first + _FLUSHED_BYTES])
+                    file.flush()
+                    os.fsync(file.fileno())
             move_durably(temporary, path)
         except OSError:
             remove_quietly(temporary)

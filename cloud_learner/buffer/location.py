@@ -10,7 +10,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.buffer.store.range_cache import RangeCache
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import StorageError
+from wire.errors import NothingStoredError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class BufferLocation:
         return self.data / "journal"
 
     def exists(self) -> bool:
-        """Whether a writer has been here: a reader finds something to open."""
-        if not self.ledger:
-            return (self.data / "ledger.sqlite").exists()
+        """Whether a writer has been here: a reader finds something to open.
+
+        Raises `StorageError` when nobody can tell, or what is there cannot be read by this version.
+        """
         try:
-            Ledger.open(self.ledger, read_only=True).close()
-        except StorageError:
+            Ledger.open(self.ledger_location, read_only=True).close()
+        except NothingStoredError:
             return False
         return True
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
-from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps
+from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore, canonical
+from cloud_learner.gateway.histories import EpisodeHistories, HistoryPendingError
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
@@ -23,7 +23,6 @@ from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
-_EPISODES_REMEMBERED = 256
 _WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
 
 
@@ -58,8 +57,7 @@ class Ingest:
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
-        self._specs: dict[str, RobotSpec] = {}
-        self._histories: OrderedDict[str, CommittedHistory] = OrderedDict()
+        self._histories = EpisodeHistories(ledger, store)
 
     def open(self) -> None:
         """Remove what a crash left half-written in the quarantine, and make sure that it can be written."""
@@ -73,7 +71,8 @@ class Ingest:
         """Store segments, each sent by an authenticated robot, received at `received_ns` of the gateway's clock.
 
         They are flushed and committed together. When this returns anything but `retry` for one, its data is on the
-        device, once. One that is bad is put aside and does not keep the others from being stored.
+        device, once. One that is bad is put aside and does not keep the others from being stored; nor does an object
+        store that is slow to say what an episode began with: segments of that episode are told `retry` meanwhile.
         """
         found: list[IngestResult | None] = []
         batch: dict[str, tuple[int, str, Segment]] = {}
@@ -90,7 +89,8 @@ class Ingest:
     def submit_again(self, name: str, received_ns: int) -> IngestResult:
         """Take what lies in quarantine under this id as if it came now; it stays there until it is stored.
 
-        Raises `InvalidDataError` for an unknown id, and for what is no segment that somebody sent.
+        Raises `InvalidDataError` for an unknown id, and for what is no segment that somebody sent; `StorageError` when
+        what is stored of its episode cannot be read now.
         """
         entry, data = self._store.quarantine.read(name)
         try:
@@ -99,6 +99,8 @@ class Ingest:
             raise InvalidDataError(f"{name} in quarantine is no segment that can be stored: {error}") from error
         if not isinstance(segment, Segment):
             raise InvalidDataError(f"{name} in quarantine is a {type(segment).__name__}, not a segment.")
+        # nobody else is kept waiting here
+        self._histories.get(segment.episode.id, wait=True)
         result = self.accept(entry.robot, segment, received_ns)
         if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
             self._store.quarantine.remove(name)
@@ -108,12 +110,12 @@ class Ingest:
         """What becomes of a segment that is not to be stored; None for one that is."""
         try:
             check_names(segment, peer)
-            spec = self._spec(segment)
+            spec = self._store.spec(segment.episode.spec_hash)
             check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
             if known is not None:
                 return self._check_duplicate(segment, spec, known.sha256)
-            history = self._history(segment)
+            history = self._histories.get(segment.episode.id)
             check_order(segment, history)
             check_frames(segment, spec, history.frames_until(segment.index))
             # what comes behind it in the batch is checked against it
@@ -135,8 +137,7 @@ class Ingest:
             rows = self._store.append_all([(segment, received_ns) for _, _, segment in some], self._clock.now_ns())
         except Exception as error:  # noqa: BLE001 - each is tried by itself
             for _, _, segment in some:
-                # without what was not stored
-                self._histories.pop(segment.episode.id, None)
+                self._histories.take_back(segment)
             for at, peer, segment in some:
                 if isinstance(error, StorageError) or len(some) == 1:
                     found[at] = self._turn_away(peer, segment, error)
@@ -147,7 +148,7 @@ class Ingest:
         now_ns = self._clock.now_ns()
         for (at, peer, segment), row in zip(some, rows, strict=True):
             if segment.last or row is None:
-                self._histories.pop(segment.episode.id, None)
+                self._histories.forget(segment.episode.id)
             found[at] = IngestResult(IngestOutcome.duplicate)
             if row is not None:
                 offset_ns = robot.clock_offset_ns if (robot := robots[peer]) else 0
@@ -169,36 +170,13 @@ class Ingest:
                 return IngestResult(IngestOutcome.quarantined, reason)
         # what nobody thought of is traced, and the others are served
         trace = None if isinstance(error, StorageError) else error
-        log.error("segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
+        level = logging.INFO if isinstance(error, HistoryPendingError) else logging.ERROR
+        log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error))
 
     def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
         if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
             raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+        self._histories.note_stored(segment)
         return IngestResult(IngestOutcome.duplicate)
-
-    def _spec(self, segment: Segment) -> RobotSpec:
-        spec_hash = segment.episode.spec_hash
-        spec = self._specs.get(spec_hash) or self._ledger.spec(spec_hash)
-        if spec is None:
-            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
-        self._specs[spec_hash] = spec
-        return spec
-
-    def _history(self, segment: Segment) -> CommittedHistory:
-        """What is stored of the segment's episode; read back when this gateway has not seen it."""
-        episode = segment.episode.id
-        history = self._histories.get(episode)
-        if history is None:
-            history = CommittedHistory()
-            found = self._store.read([row.row for row in self._ledger.segments_of(episode)])
-            for stored in found.segments.values():
-                history.add(stored)
-            for row, reason in found.damaged.items():
-                log.error("segment row %d of episode %s cannot be read back: %s", row, episode, reason)
-            self._histories[episode] = history
-            if len(self._histories) > _EPISODES_REMEMBERED:
-                self._histories.popitem(last=False)
-        self._histories.move_to_end(episode)
-        return history

@@ -24,10 +24,11 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
+from cloud_learner.training.retry import RetryPause
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire.clock import Clock, clock_name
-from wire.errors import InvalidDataError, StorageError
+from wire.errors import InvalidDataError
 from wire.messages.gateway import (
     Hello,
     HelloAck,
@@ -48,8 +49,7 @@ log = logging.getLogger(__name__)
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
-_LOOK_NS = 5_000_000_000
-"""until the demonstrations are looked at again that could not all be read"""
+_COUNT_NS = 1_000_000_000
 
 
 class TrainerPhase(StrEnum):
@@ -119,8 +119,14 @@ class Trainer:
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
-        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_look_ns = now_ns
+        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_count_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
+        # A silent database is given up after a while, in which nothing is learned: that is a fifth of the time at most.
+        self._refreshing = RetryPause("nothing new can be looked at now", clock, times_attempt=4.0)
+        self._normalizing = RetryPause("the demonstrations cannot be read now", clock, longest_s=5.0)
+        self._loading = RetryPause("no batch can be made now", clock, longest_s=5.0)
+        self._publishing = RetryPause("no version can be published now", clock, times_attempt=4.0)
+        self._saving = RetryPause("no checkpoint", clock)
         self._resume()
 
     def step(self) -> bool:
@@ -137,17 +143,16 @@ class Trainer:
         trained = self._gradient_step()
         if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
             self.phase = TrainerPhase.online
+            # what it learned before robots acted by it does not count against what they bring
+            self._source.count_from_now()
         if self.phase == TrainerPhase.online:
             # What storage does not allow now is tried again later: learning goes on.
-            try:
-                self._publish()
-            except StorageError as error:
-                log.error("no version can be published now: %s", error)
-            if self._clock.now_ns() >= self._next_checkpoint_ns:
-                try:
+            if self._publishing.due:
+                with self._publishing:
+                    self._publish()
+            if self._clock.now_ns() >= self._next_checkpoint_ns and self._saving.due:
+                with self._saving:
                     self.save()
-                except StorageError as error:
-                    log.error("no checkpoint: %s", error)
         self._report()
         return trained
 
@@ -220,29 +225,38 @@ class Trainer:
     # --- learning -------------------------------------------------------------------------------------------------
 
     def _look_for_demonstrations(self) -> None:
-        if self._clock.now_ns() < self._next_look_ns:
+        if self._refreshing.failing or not self._normalizing.due:
             return
-        if self._source.finished(EpisodeSource.demonstration) >= self._config.demonstrations:
-            try:
+        with self._normalizing:
+            if self._has_demonstrations():
                 self._set_normalization(self._source.examples())
-            except StorageError as error:
-                log.warning("the trainer waits: %s", error)
-                self._next_look_ns = self._clock.now_ns() + _LOOK_NS
-                return
-            self.phase = TrainerPhase.pretraining
+                self.phase = TrainerPhase.pretraining
+
+    def _has_demonstrations(self) -> bool:
+        wanted, config = self._config.demonstrations, self._source.config
+        if self._source.finished(EpisodeSource.demonstration) >= wanted:
+            return True
+        if not config.validation or self._clock.now_ns() < self._next_count_ns:
+            return False
+        # Those that are held out have been recorded as well, and nobody records others in their place.
+        self._next_count_ns = self._clock.now_ns() + _COUNT_NS
+        counts = (
+            episodes
+            for task, source, outcome, episodes, *_ in self._ledger.shares()
+            if source == EpisodeSource.demonstration and outcome and task in config.tasks
+        )
+        return sum(counts) >= wanted
 
     def _refresh(self) -> int:
         """Look for new segments in the buffer when it is time; how many there were."""
         now_ns = self._clock.now_ns()
-        if now_ns < self._next_refresh_ns:
+        if now_ns < self._next_refresh_ns or not self._refreshing.due:
             return 0
         self._next_refresh_ns = now_ns + _REFRESH_NS
-        try:
+        # A database that was away comes back; meanwhile what is known is trained on.
+        with self._refreshing:
             return self._source.refresh(_REFRESH_SEGMENTS)
-        except StorageError as error:
-            # A database that was away comes back; meanwhile what is known is trained on.
-            log.error("nothing new can be looked at now: %s", error)
-            return 0
+        return 0
 
     def _gradient_step(self) -> bool:
         """One gradient step on the next batch; whether there was one to do."""
@@ -251,12 +265,13 @@ class Trainer:
             return False
         if self.phase == TrainerPhase.online and self._source.ahead_of_data:
             return False
+        if not self._loading.due:
+            return False
         started_ns = self._clock.now_ns()
-        try:
+        with self._loading:
             batch = self._source.next()
             loss = self.learner.step(batch)
-        except (InvalidDataError, StorageError) as error:
-            log.error("%s", error)
+        if self._loading.failing:
             return False
         self._losses.append(loss)
         self._step_times_ns.append(self._clock.now_ns() - started_ns)
@@ -281,6 +296,9 @@ class Trainer:
             return
         steps = self.learner.gradient_steps
         if now_ns < self._next_publish_ns or steps == self._published_at_step or not self.session.accepted:
+            return
+        if self._refreshing.failing:
+            # the ledger is away, which says what the version's number is
             return
         self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
         weights, newest = self.learner.weights(), self._ledger.newest_version()

@@ -25,11 +25,14 @@ app = typer.Typer(
 Data = Annotated[Path, typer.Option(help="Data directory of the fleet.")]
 Snapshot = Annotated[str, unset("Only what this snapshot holds.")]
 Validation = Annotated[
-    float, typer.Option(min=0.0, help="Share of the episodes that is held out, by their ids: the same ones for good.")
+    float | None,
+    typer.Option(
+        min=0.0,
+        show_default=False,
+        help="Share of the episodes that is held out, by their ids: the same ones for good; default: the recipe's.",
+    ),
 ]
-HeldOut = Annotated[
-    bool, typer.Option("--held-out/--training", help="With --validation: only what is held out, or only the rest.")
-]
+HeldOut = Annotated[bool | None, typer.Option("--held-out/--training", help="Only what is held out, or only the rest.")]
 DATA = Path("data") / "pixels"
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -40,8 +43,8 @@ def stats(data: Data = DATA, as_json: AsJson = False) -> None:
     """What is stored: by task, source and outcome; bytes, shards, versions."""
     from cloud_learner.buffer.maintenance.stats import collect, render
 
-    with DataDirectory(data).open_buffer() as (ledger, store):
-        found = collect(ledger, store)
+    with DataDirectory(data).open_buffer() as (_ledger, store):
+        found = collect(store)
     echo_json(found) if as_json else typer.echo(render(found))
 
 
@@ -55,7 +58,7 @@ def verify(
 
     damaged = 0
     with DataDirectory(data).open_buffer(write=repair) as (ledger, store):
-        for finding in upkeep.verify(store, ledger, repair=repair):
+        for finding in upkeep.verify(store, repair=repair):
             damaged += finding.damage
             typer.echo(f"{'DAMAGED' if finding.damage else 'note'}: {finding.text}")
         total = ledger.totals()
@@ -101,7 +104,7 @@ def prune(
     with DataDirectory(data).open_buffer(write=not dry_run) as (ledger, store):
         pruned = upkeep.prune(ledger, retention, time.time_ns(), dry_run=dry_run)
         if not dry_run:
-            upkeep.drop_dead(store, ledger)
+            upkeep.drop_dead(store)
     would = "would be forgotten" if dry_run else "forgotten"
     typer.echo(f"{pruned.episodes} episodes ({pruned.segments} segments, {pruned.bytes / 1e6:.1f} MB) {would}.")
     if pruned.warning:
@@ -113,8 +116,8 @@ def compact(data: Data = DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
-    with DataDirectory(data).open_buffer(write=True) as (ledger, store):
-        done = upkeep.compact(store, ledger, time.monotonic_ns())
+    with DataDirectory(data).open_buffer(write=True) as (_ledger, store):
+        done = upkeep.compact(store, time.monotonic_ns())
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
 
 
@@ -237,14 +240,22 @@ def snapshots(data: Data = DATA, as_json: AsJson = False) -> None:
 def sample(
     data: Data = DATA,
     recipe: Annotated[
-        str, unset("As the trainer of this recipe would; default: the fleet's own, and its policy.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=SHARE]",
+            help="As the trainer of this recipe would; several: each has its share of the batches. Default: the "
+            "fleet's own, and its policy.",
+        ),
+    ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Write a contact sheet of its pictures.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.png", help="Write a contact sheet of its pictures; of several recipes, FILE-RECIPE.png."
+        ),
     ] = None,
     snapshot: Snapshot = "",
-    validation: Validation = 0.0,
-    held_out: HeldOut = False,
+    validation: Validation = None,
+    held_out: HeldOut = None,
     n_step: Annotated[
         int,
         typer.Option(min=0, help="Also what follows so many ticks later, for learning values; one window a picture."),
@@ -255,14 +266,28 @@ def sample(
     """Draw a batch as the trainer would, and say what it holds."""
     from fleet.tools import sample_batch
 
-    drawn = sample_batch.draw_batch(
-        data, recipe, snapshot=snapshot, validation=validation, held_out=held_out, n_step=n_step, seed=seed
+    shares: dict[str, float] = {}
+    for text in recipe or [""]:
+        name, equals, share = text.partition("=")
+        if name in shares or (equals and not name):
+            raise ConfigError(f"--recipe {text!r}: write NAME or NAME=SHARE, each name once.")
+        shares[name] = to_float(share, name) if equals else 1.0
+    drawn, missing = sample_batch.draw_batches(
+        data, shares, snapshot=snapshot, validation=validation, held_out=bool(held_out), n_step=n_step, seed=seed
     )
-    found = sample_batch.summarize(drawn)
-    echo_json(found) if as_json else typer.echo(sample_batch.render(found))
-    if pictures is not None:
-        sample_batch.write_picture(pictures, sample_batch.contact_sheet(drawn))
-        typer.echo(f"{pictures} written.", err=True)
+    for name, why in missing.items():
+        typer.echo(f"recipe '{name}' gives its share to the others: {why}", err=True)
+    found = [sample_batch.summarize(one) for one in drawn]
+    if as_json:
+        echo_json(found if len(shares) > 1 else found[0])
+    else:
+        typer.echo("\n\n".join(map(sample_batch.render, found)))
+    if pictures is None:
+        return
+    for one in [one for one in drawn if one.batch["images"]] or drawn:
+        path = pictures.with_stem(f"{pictures.stem}-{one.recipe}") if len(shares) > 1 else pictures
+        sample_batch.write_picture(path, sample_batch.contact_sheet(one))
+        typer.echo(f"{path} written.", err=True)
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -36,10 +36,12 @@ def export_lerobot(
     actor: Annotated[list[str] | None, typer.Option(help="Only the steps of human, script or policy.")] = None,
     newest: Annotated[int, typer.Option(min=0, help="Only so many of the newest episodes; 0: all.")] = 0,
     fps: Annotated[str, typer.Option(help="control, camera, or a rate that divides the control rate.")] = "control",
-    video: Annotated[bool | None, typer.Option(help="Video or lossless images; default: video where possible.")] = None,
+    video: Annotated[
+        bool | None, typer.Option(help="Video or images as stored; default: video where possible.")
+    ] = None,
     snapshot: Snapshot = "",
-    validation: Validation = 0.0,
-    held_out: HeldOut = False,
+    validation: Validation = None,
+    held_out: HeldOut = None,
 ) -> None:
     """Write episodes as a LeRobotDataset v3 that `lerobot-train` takes."""
     from cloud_learner.buffer.lerobot.exporter import export
@@ -53,8 +55,8 @@ def export_lerobot(
         chosen = Selection(
             newest=newest,
             until_row=ledger.snapshot_row(snapshot) if snapshot else 0,
-            validation=validation,
-            held_out=held_out,
+            validation=_held_out_share(data, recipe, validation, held_out),
+            held_out=bool(held_out),
             **only,
         )
         done = export(
@@ -153,6 +155,22 @@ def _instructions(recipe: str) -> dict[str, str]:
     return get_recipe(recipe).instructions
 
 
+def _held_out_share(data: Path, recipe: str, given: float | None, held_out: bool | None) -> float:
+    """What was given, else what the recipe holds out if one side of the split is asked for, else nothing."""
+    if given is not None or held_out is None:
+        return given or 0.0
+    from fleet.config.recipes import get_recipe
+
+    if not recipe and (identity := DataDirectory(data).identity()) is not None:
+        recipe = identity.recipe
+    if not recipe:
+        raise ConfigError(f"--data {data}: no fleet has worked there, nor held anything out. Give --validation SHARE.")
+    found = get_recipe(recipe)
+    if not found.validation:
+        raise ConfigError(f"recipe '{found.name}' holds nothing out: give --validation SHARE.")
+    return found.validation
+
+
 def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     """The robot spec whose hash begins with `wanted`, or the only one there is."""
     hashes = ledger.spec_hashes()
@@ -160,6 +178,4 @@ def _only_spec(ledger: Ledger, wanted: str) -> RobotSpec:
     if len(matching) != 1:
         known = ", ".join(hashes) or "none"
         raise ConfigError(f"--spec must name one robot spec of this buffer; it has: {known}.")
-    spec = ledger.spec(matching[0])
-    assert spec is not None
-    return spec
+    return ledger.spec(matching[0])

@@ -69,7 +69,8 @@ class DataDirectory:
 
     @contextlib.contextmanager
     def open_buffer(self, write: bool = False, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
-        """Ledger and store, closed in the end. Raises `ConfigError` when there are none, unless to `create` them."""
+        """Ledger and store, closed in the end. Raises `ConfigError` when there are none, unless to `create` them, and
+        `StorageError` when they cannot be read or written now."""
         if not (create or self.root.is_dir()):
             raise ConfigError(f"there is no data directory {self.root}. Choose another --data; `up` makes one.")
         location = self.buffer

@@ -152,6 +152,7 @@ class TrainerOptions(ClientOptions):
     name: Name = "trainer"
     seed: Seed = 0
     max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0
+    snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     overrides: Annotated[Overrides, POLICY] = NOTHING
 
 

@@ -65,7 +65,10 @@ class Recipe:
     """how often a step is drawn, on average, while it is in the cache; raised by itself, up to 8, while the
     trainer waits for decoding; without meaning where all fits"""
     samples_per_insert: float = 0.0
-    """online, at most so many steps are drawn for each step that was recorded; 0: as many as the trainer manages"""
+    """online, at most so many steps are drawn for each step that was recorded since that phase began; 0: as many as
+    the trainer manages"""
+    validation: float = 0.0
+    """share of the episodes that are never trained on, by their ids: the same ones for good"""
     cache_workers: int = 0
     """threads that read and decode for the cache; 0: the trainer does it itself"""
     prefetch: int = 0

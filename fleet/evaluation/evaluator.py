@@ -100,8 +100,8 @@ def rollout(
         feedback = robot.write(action)
         scheduler.on_executed(tick, feedback.executed, waited=chosen is None)
         safety.note(feedback.executed, executed)
-        if feedback.success:
-            return True
+        if feedback.success or feedback.terminated or feedback.truncated:
+            return feedback.success
         executed = feedback.executed
         conditions.clock.advance(robot.spec.period_ns)
     return False

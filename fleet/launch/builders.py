@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import read_retention
@@ -23,11 +25,12 @@ from fleet.launch import factories
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError
+from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
 from wire.messages.gateway import Evaluate
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 THINKER = "thinker"
 """name and key of a think server"""
@@ -69,11 +72,14 @@ def run_trainer(options: TrainerOptions) -> None:
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
-        if not data.buffer.exists():
-            log.info("waiting for a gateway's buffer at %s", data.root)
-        while not data.buffer.exists() and not shutdown.requested:
-            time.sleep(0.1)
-        trainer = factories.make_trainer(recipe, options.name, data, channel, options.seed, options.max_steps)
+        trainer = wait_for_buffer(
+            lambda: factories.make_trainer(
+                recipe, options.name, data, channel, options.seed, options.max_steps, snapshot=options.snapshot
+            ),
+            lambda: shutdown.requested,
+        )
+        if trainer is None:
+            return
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
@@ -140,6 +146,25 @@ def run_think_server(options: ThinkServerOptions) -> None:
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:
     """The connection of the process called `name` to its gateway, closed in the end."""
     return contextlib.closing(ZmqClient(options.gateway, name, options.key_directory))
+
+
+def wait_for_buffer(make: Callable[[], Made], ended: Callable[[], bool]) -> Made | None:
+    """What `make` returns once the buffer that it opens can be read; None when this process is to end before.
+
+    Why it waits is said once, and again when the reason changes. Raises what waiting does not mend: a buffer of
+    another format, a damaged one, one that may not be read or lacks what was asked for.
+    """
+    from cloud_learner.training.retry import RetryPause
+
+    lasting = (FormatError, CorruptDataError, NotWritableError, InvalidDataError)
+    pause = RetryPause("waiting for the buffer", MonotonicClock(), longest_s=1.0, lasting=lasting)
+    while not ended():
+        if not pause.due:
+            time.sleep(0.02)
+            continue
+        with pause:
+            return make()
+    return None
 
 
 def limit_threads() -> None:

@@ -141,7 +141,7 @@ def make_gateway(
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
-    return gateway, view, ledger, MaintenanceThread(store, ledger, recipe.retention)
+    return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
 
 def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
@@ -179,6 +179,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetC
         cache_bytes=recipe.cache_bytes,
         echo=recipe.echo,
         samples_per_insert=recipe.samples_per_insert,
+        validation=recipe.validation,
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
     )
@@ -192,30 +193,40 @@ def make_trainer(
     seed: int,
     max_steps: int = 0,
     clock: Clock | None = None,
+    snapshot: str = "",
 ) -> Trainer:
-    """The trainer on the buffer in `data`; resumes from its newest checkpoint."""
+    """The trainer on the buffer in `data`, or on what a `snapshot` of it holds; resumes from its newest checkpoint.
+
+    Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read, and
+    `InvalidDataError` for an unknown snapshot.
+    """
     from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.learner import Learner
     from cloud_learner.training.trainer import Trainer, TrainerConfig
 
-    policy = recipe.make_policy(recipe.spec, seed)
-    ledger, store = data.buffer.open_reader()
-    return Trainer(
-        name,
-        Learner(policy, recipe.algorithm, seed),
-        policy.set_normalization,
-        ReplayDataset(ledger, store, recipe.spec, dataset_config(recipe, policy, seed)),
-        ledger,
-        gateway,
-        data.checkpoints,
-        clock or MonotonicClock(),
-        TrainerConfig(
-            demonstrations=recipe.demonstrations * len(recipe.tasks),
+    with contextlib.ExitStack() as undo:
+        # before the policy is built, which takes a while: who waits for the buffer asks often
+        ledger, store = data.buffer.open_reader()
+        undo.callback(ledger.close)
+        undo.callback(store.close)
+        until_row = ledger.snapshot_row(snapshot) if snapshot else 0
+        policy = recipe.make_policy(recipe.spec, seed)
+        asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
+        dataset = ReplayDataset(ledger, store, recipe.spec, asked)
+        undo.enter_context(dataset)
+        config = TrainerConfig(
+            # a snapshot has what it has
+            demonstrations=0 if snapshot else recipe.demonstrations * len(recipe.tasks),
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),
-        ),
-    )
+        )
+        learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
+        trainer = Trainer(
+            name, learner, policy.set_normalization, dataset, ledger, gateway, data.checkpoints, clock, config
+        )
+        undo.pop_all()
+    return trainer
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""One batch as a recipe's trainer would draw it: in numbers, and as a contact sheet of its pictures."""
+"""A batch of each recipe as a trainer would draw it: in numbers, and as a contact sheet of its pictures."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import msgspec
@@ -13,6 +15,7 @@ import numpy as np
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.lerobot.selection import UNFINISHED
 from cloud_learner.buffer.loading.dataset import ReplayDataset
+from cloud_learner.buffer.loading.mixture import DatasetMixture
 from cloud_learner.buffer.loading.windows import Batch
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
@@ -25,6 +28,8 @@ from wire.messages.gateway import ACTORS
 
 _CACHE_BYTES = 2**30
 """enough for one batch; a trainer's memory would be filled for nothing"""
+_BATCHES = 10
+"""drawn of a mixture"""
 _TILE, _STRIP, _LINE, _MOST = 160, 30, 8, 32
 """pixels of a picture's width and of a caption's height, samples side by side and in all"""
 
@@ -34,6 +39,10 @@ class DrawnBatch(msgspec.Struct, frozen=True, eq=False):
 
     batch: Batch
     recipe: str
+    share: float
+    """of the batches that are of this recipe, as long as the same ones have data"""
+    turns: int
+    """batches drawn of it"""
     tasks: tuple[str, ...]
     """by the number that `batch` has of them"""
     segments: int
@@ -56,6 +65,9 @@ class BatchSummary(msgspec.Struct, frozen=True):
     """Shares are of its windows, unless they say otherwise."""
 
     recipe: str
+    share: float
+    """of all batches"""
+    turns: int
     segments: int
     steps: int
     windows: int
@@ -75,46 +87,58 @@ class BatchSummary(msgspec.Struct, frozen=True):
     arrays: dict[str, ArraySummary]
 
 
-def draw_batch(
+def draw_batches(
     root: Path,
-    recipe: str = "",
+    shares: Mapping[str, float],
     *,
     snapshot: str = "",
-    validation: float = 0.0,
+    validation: float | None = None,
     held_out: bool = False,
     n_step: int = 0,
     seed: int = 0,
-) -> DrawnBatch:
-    """The first batch of a trainer that starts now on the buffer below `root`, with at most 1 GiB of memory.
+) -> tuple[list[DrawnBatch], dict[str, str]]:
+    """What a trainer draws that starts now on the buffer below `root`, with at most 1 GiB of memory for each recipe.
 
-    `recipe`: '' takes the fleet's own, and the policy that was chosen for it; `snapshot`: draw from nothing later;
-    the others as in `DatasetConfig`, where `n_step` is not 0 with one window behind each image. Only reads. Raises
-    `ConfigError`, `StorageError`, and `InvalidDataError` for an unknown snapshot or when there is nothing to draw.
+    `shares` of the batches by recipe; '' is the fleet's own, and the policy that was chosen for it. A batch of each
+    that has data, of one recipe the first; and by name why others have none, whose share goes to these. `snapshot`:
+    draw from nothing later; `validation`: None takes the recipe's; the others as in `DatasetConfig`, where `n_step` is
+    not 0 with one window behind each image. Only reads. Raises `ConfigError`, `StorageError`, and `InvalidDataError`
+    for an unknown snapshot or when there is nothing to draw.
     """
-    if not recipe and DataDirectory(root).identity() is None:
+    if "" in shares and DataDirectory(root).identity() is None:
         raise ConfigError(f"--data {root}: no fleet has worked there that says how to draw. Give --recipe NAME.")
     limit_threads()
-    made, overrides = (get_recipe(recipe), Overrides()) if recipe else recipe_of(root)
-    made = overrides.applied(made)
-    config = dataset_config(made, made.make_policy(made.spec, seed), seed)
-    changes = {"n_step": n_step, "ticks_per_frame": 1} if n_step else {}
     with contextlib.ExitStack() as held:
         ledger, store = held.enter_context(DataDirectory(root).open_buffer())
-        config = msgspec.structs.replace(
-            config,
-            until_row=ledger.snapshot_row(snapshot) if snapshot else 0,
-            validation=validation,
-            held_out=held_out,
-            cache_bytes=min(config.cache_bytes, _CACHE_BYTES),
-            workers=0,
-            prefetch=0,
-            lead=1,
-            **changes,
-        )
-        dataset = held.enter_context(ReplayDataset(ledger, store, made.spec, config))
-        dataset.refresh()
-        batch, steps = dataset.next(), dataset.eligible_steps
-        return DrawnBatch(batch, made.name, tuple(config.tasks), int((~dataset.universe.gone).sum()), steps)
+        changes: dict[str, Any] = {"n_step": n_step, "ticks_per_frame": 1} if n_step else {}
+        changes |= {"until_row": ledger.snapshot_row(snapshot) if snapshot else 0}
+        changes |= {} if validation is None else {"validation": validation}
+        changes |= {"held_out": held_out, "workers": 0, "prefetch": 0, "lead": 1}
+        datasets: dict[str, ReplayDataset] = {}
+        for name in shares:
+            recipe, overrides = (get_recipe(name), Overrides()) if name else recipe_of(root)
+            recipe = overrides.applied(recipe)
+            config = dataset_config(recipe, recipe.make_policy(recipe.spec, seed), seed)
+            config = msgspec.structs.replace(config, cache_bytes=min(config.cache_bytes, _CACHE_BYTES), **changes)
+            datasets[recipe.name] = held.enter_context(ReplayDataset(ledger, store, recipe.spec, config))
+        mixture = DatasetMixture(datasets, dict(zip(datasets, shares.values(), strict=True)))
+        mixture.refresh()
+        batches: dict[str, Batch] = {}
+        turns: Counter[str] = Counter()
+        for _ in range(_BATCHES if len(datasets) > 1 else 1):
+            name, batch = mixture.next()
+            batches[name] = batch
+            turns[name] += 1
+        drawn, missing = [], {}
+        for (name, dataset), share in zip(datasets.items(), mixture.shares.values(), strict=True):
+            if not share:
+                missing[name] = dataset.sampler.why_nothing()
+                continue
+            # a small share may have had no turn yet
+            batch = batches[name] if name in batches else dataset.next()
+            tasks, segments = tuple(dataset.config.tasks), int((~dataset.universe.gone).sum())
+            drawn.append(DrawnBatch(batch, name, share, turns[name], tasks, segments, dataset.eligible_steps))
+        return drawn, missing
 
 
 def summarize(drawn: DrawnBatch) -> BatchSummary:
@@ -123,6 +147,8 @@ def summarize(drawn: DrawnBatch) -> BatchSummary:
     actor, mask = np.asarray(batch["actor"]), np.asarray(batch["mask"])
     return BatchSummary(
         recipe=drawn.recipe,
+        share=drawn.share,
+        turns=drawn.turns,
         segments=drawn.segments,
         steps=drawn.steps,
         windows=actor.size,
@@ -141,7 +167,8 @@ def summarize(drawn: DrawnBatch) -> BatchSummary:
 def render(summary: BatchSummary) -> str:
     """The summary as lines for people."""
     lag = summary.arrays["lag"]
-    lines = [
+    lines = [f"{summary.share:.1%} of the batches, {summary.turns} of {_BATCHES} drawn:"] if summary.share < 1 else []
+    lines += [
         f"{summary.windows} windows as recipe '{summary.recipe}' trains on them, from {summary.steps:,} steps of "
         f"{summary.segments:,} segments.",
         f"actors: {_listed(summary.actors)}; online {summary.online:.0%}",

@@ -101,6 +101,8 @@ class Reply(msgspec.Struct, array_like=True):
     """None in the answer to a read without a proposal: it has to be asked for by itself"""
     spec: RobotSpec | None = None
     pid: int = 0
+    terminated: bool = False
+    truncated: bool = False
     rest: tuple[bytes, float, float] | None = None
     """of a reset: the `RestPose`, its action as float32[da]"""
 

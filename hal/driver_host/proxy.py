@@ -144,8 +144,16 @@ class RobotProxy:
         )
         if at_ns:
             self._ahead, self._ahead_ns = self._number + 1, at_ns
-        executed = np.frombuffer(reply.executed, np.float32)
-        return Feedback(executed, reply.reward, reply.success, reply.still, reply.held_ticks, reply.stop)
+        return Feedback(
+            np.frombuffer(reply.executed, np.float32),
+            reply.reward,
+            reply.success,
+            reply.terminated,
+            reply.truncated,
+            still=reply.still,
+            held_ticks=reply.held_ticks,
+            stop=reply.stop,
+        )
 
     def expect_read(self, at_ns: int) -> None:
         """It will be read at `at_ns` (CLOCK_MONOTONIC): the next command tells the host, which reads then, unasked.

@@ -252,12 +252,14 @@ class DriverServer:
             case "write" | "hold":
                 action = np.frombuffer(request.action, np.float32) if request.call == "write" else None
                 done = self._watched.execute(action, request.sent_ns)
-                reward, success = validate_outcome(self.robot.spec, done)
+                reward, success, terminated, truncated = validate_outcome(self.robot.spec, done)
                 return Reply(
                     number,
                     executed=done.executed.tobytes(),
                     reward=reward,
                     success=success,
+                    terminated=terminated,
+                    truncated=truncated,
                     still=done.still,
                     held_ticks=done.held_ticks,
                     stop=done.stop,

@@ -94,7 +94,8 @@ class ReplayRobot:
         return Observation(now_ns, segment.state[row].copy(), frames, self._header.instruction)
 
     def write(self, action: np.ndarray) -> Feedback:
-        """Go to the next step. `success`: the last step of a recording that ended so was reached.
+        """Go to the next step. `success`: the last step of a recording that ended so was reached, and `terminated` or
+        `truncated` as it was.
 
         Raises `InvalidDataError` for an action that is none of this robot; it stays where it is then.
         """
@@ -103,11 +104,16 @@ class ReplayRobot:
         over = self.tick == len(self.steps)
         self.tick += not over
         success = self.tick == len(self.steps) and self._header.outcome == "success"
-        reward = 0.0 if over else float(segment.reward[row])
-        if self.config.executed == "given":
-            return Feedback(given, reward, success)
         done = segment.executed[row]
-        return Feedback(hold_action(self.spec, done) if over else done.copy(), reward, success)
+        if self.config.executed == "recorded":
+            given = hold_action(self.spec, done) if over else done.copy()
+        return Feedback(
+            given,
+            0.0 if over else float(segment.reward[row]),
+            success,
+            terminated=bool(segment.terminated[row]),
+            truncated=bool(segment.truncated[row]),
+        )
 
     def close(self) -> None:
         """Forget the recording. May be called twice."""

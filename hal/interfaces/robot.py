@@ -32,6 +32,10 @@ class Feedback(msgspec.Struct, frozen=True, eq=False):
     reward: float = 0.0
     success: bool = False
     """the task is done, as far as the robot or its simulator can tell"""
+    terminated: bool = False
+    """the episode ended by itself with this action, well (`success`) or badly: there is nothing more to act on"""
+    truncated: bool = False
+    """the environment was cut short after this action, by a time limit of its own: the task would have gone on"""
     still: bool = True
     """nothing of the robot moves by it; said by whoever limits the robot, not by a driver"""
     held_ticks: int = 0
@@ -173,7 +177,8 @@ def validate_observation(spec: RobotSpec, observation: Observation) -> Observati
 def validate_feedback(spec: RobotSpec, feedback: Feedback) -> Feedback:
     """`feedback` if it can be recorded, with its action as float32. Raises `InvalidDataError` naming what cannot."""
     executed = validate_executed(spec, feedback)
-    return Feedback(executed, *validate_outcome(spec, feedback), feedback.still, feedback.held_ticks, feedback.stop)
+    outcome = validate_outcome(spec, feedback)
+    return Feedback(executed, *outcome, feedback.still, feedback.held_ticks, feedback.stop)
 
 
 def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:
@@ -192,14 +197,18 @@ def validate_executed(spec: RobotSpec, feedback: Feedback) -> np.ndarray:
     return executed
 
 
-def validate_outcome(spec: RobotSpec, feedback: Feedback) -> tuple[float, bool]:
-    """(reward, success). Raises as `validate_feedback`."""
-    reward, success = feedback.reward, feedback.success
+def validate_outcome(spec: RobotSpec, feedback: Feedback) -> tuple[float, bool, bool, bool]:
+    """(reward, success, terminated, truncated). Raises as `validate_feedback`."""
+    reward, success, terminated, truncated = feedback.reward, feedback.success, feedback.terminated, feedback.truncated
     if type(reward) is not float or not math.isfinite(reward):
         reward = _require(spec, "write() gave the reward", reward, _NUMBER)
     if type(success) is not bool:
         success = _require(spec, "write() gave success", success, _TRUTH)
-    return reward, success
+    if type(terminated) is not bool:
+        terminated = _require(spec, "write() gave terminated", terminated, _TRUTH)
+    if type(truncated) is not bool:
+        truncated = _require(spec, "write() gave truncated", truncated, _TRUTH)
+    return reward, success, terminated, truncated
 
 
 def _finite(value: Any) -> float:

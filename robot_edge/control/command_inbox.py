@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from robot_edge.control.operator_override import OperatorOverride
 from wire.messages import Message
-from wire.messages.gateway import Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
-from wire.messages.local import RequestPreviews
-from wire.types import PolicyCapabilities, Role
+from wire.messages.gateway import Job, Nack, OperatorCommand, Stop, VersionActivated
+from wire.messages.local import EpisodeLost, RequestPreviews
+from wire.types import PolicyCapabilities
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,10 @@ class CommandInbox:
         """somebody looks at larger pictures"""
         self.interventions = 0
         """takeovers by people"""
-        self.recorder_restarted = False
-        """the uplink is another one than before: what it had of the running episode is gone"""
+        self.lost_episode = ""
+        """id of the newest one of which the uplink has not all steps: it does not count"""
+        self._finished = ("", "")
+        """ids of the newest episode that counted, and of its job"""
         self._next_job: Job | None = None
         self._progress: OrderedDict[str, JobProgress] = OrderedDict()
 
@@ -84,6 +86,7 @@ class CommandInbox:
         if progress.first_seed != self.job.first_seed:
             # Another stretch of the job's seeds, with its own number of episodes.
             self._progress[self.job.id] = JobProgress(self.job.first_seed)
+            self._finished = ("", "")
 
     def next_episode(self) -> tuple[str, int]:
         """(task, seed) of the job's next episode; the same again until `on_episode_begun`."""
@@ -95,10 +98,11 @@ class CommandInbox:
         """The task and seed of the next episode are used up."""
         self._of_job().begun += 1
 
-    def on_episode_ended(self, outcome: str) -> None:
+    def on_episode_ended(self, episode_id: str, outcome: str) -> None:
         """An episode of the job is over."""
-        if self.job is not None and outcome != "aborted":
+        if self.job is not None and outcome != "aborted" and episode_id != self.lost_episode:
             self._of_job().finished += 1
+            self._finished = (episode_id, self.job.id)
 
     def handle_message(self, message: Message) -> None:
         match message:
@@ -112,14 +116,21 @@ class CommandInbox:
                 self.stop_orders.append(message)
             case OperatorCommand():
                 self.interventions += self._override.handle_command(message)
-            case Hello(role=Role.uplink):
-                self.recorder_restarted = True
+            case EpisodeLost(episode_id=episode_id):
+                self._on_episode_lost(episode_id)
             case RequestPreviews(wanted=wanted):
                 self.previews_wanted = wanted
             case Stop():
                 self.stopping = True
             case _:
                 log.warning("robot '%s': control does not understand %s.", self._name, type(message).__name__)
+
+    def _on_episode_lost(self, episode_id: str) -> None:
+        self.lost_episode = episode_id
+        finished, job = self._finished
+        if episode_id == finished and job in self._progress:
+            self._progress[job].finished -= 1
+            self._finished = ("", "")
 
     def _of_job(self) -> JobProgress:
         """A job that was interrupted by another goes on where it was."""

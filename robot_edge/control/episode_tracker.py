@@ -104,8 +104,14 @@ class EpisodeTracker:
         if reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return True
-        terminated = self._success_ticks > self._config.tail_ticks
-        truncated = not terminated and (self._own_ticks >= self._config.max_ticks or ending)
+        succeeded = self._success_ticks > 0
+        over = feedback.truncated or self._own_ticks >= self._config.max_ticks or ending
+        # What is cut off in the tail was done before.
+        terminated = feedback.terminated or self._success_ticks > self._config.tail_ticks or (succeeded and over)
+        truncated = over and not terminated
+        outcome = ""
+        if terminated or (truncated and not ending):
+            outcome = "success" if succeeded else "failure"
         step = Step(
             tick=tick - self.first_tick,
             time_ns=observation.time_ns,
@@ -122,23 +128,22 @@ class EpisodeTracker:
             truncated=truncated,
         )
         try:
-            self.recorder.step(observation, step, self._first_use(mode, chunk, made))
+            self.recorder.step(observation, step, self._first_use(mode, chunk, made), outcome)
         except InvalidDataError as error:
             # Nothing is recorded that was not seen.
             self._notify("hold", f"the episode ends: {error}")
             return False
-        if terminated:
-            self.outcome = "success"
-        elif truncated and not ending:
-            self.outcome = "failure"
-        return not truncated or bool(self.outcome)
+        self.outcome = outcome
+        return not truncated or bool(outcome)
 
     def end(self, now_ns: int, terminal: Observation | None = None) -> str:
-        """Close the running episode; its outcome: aborted, unless its last step is recorded.
+        """Close the running episode; its outcome, if its last step is recorded. Else it was broken off: success in the
+        tail, aborted before.
 
         `terminal`: what was observed after its last action.
         """
-        outcome, self.outcome = self.outcome or "aborted", ""
+        broken_off = "success" if self._success_ticks else "aborted"
+        outcome, self.outcome = self.outcome or broken_off, ""
         self.recorder.end(outcome, now_ns, terminal)
         self.episode = None
         self.ended += 1
@@ -185,8 +190,8 @@ class StepRecorder:
         self._frame_ns = {}
         self._put(EpisodeStarted(episode))
 
-    def step(self, observation: Observation, step: Step, chunk: RecordedChunk | None = None) -> None:
-        """Record one tick, and the chunk it is the first to act by.
+    def step(self, observation: Observation, step: Step, chunk: RecordedChunk | None = None, outcome: str = "") -> None:
+        """Record one tick, the chunk it is the first to act by, and the episode's outcome if that is known with it.
 
         Frames not yet recorded go first, so that a step never refers to what did not come.
 
@@ -195,7 +200,7 @@ class StepRecorder:
         assert self._episode is not None
         self._put_frames(self._episode, observation)
         self._step_ns = step.time_ns
-        self._put(StepRecorded(self._episode.id, step, chunk))
+        self._put(StepRecorded(self._episode.id, step, chunk, outcome))
 
     def end(self, outcome: str, now_ns: int, observation: Observation | None = None) -> None:
         """`observation`: made after the last action. Left out if it is not newer than the last step, or its frames were

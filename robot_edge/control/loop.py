@@ -30,7 +30,7 @@ from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import without_previews
-from wire.types import Observation
+from wire.types import Episode, Observation
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +122,9 @@ class ControlLoop:
             inbox.handle_message(message)
         self.driver.give_orders(inbox.stop_orders)
         self.driver.request_previews(inbox.previews_wanted)
-        if self.tracker.running and not self.tracker.outcome and (why := self._void_because()):
+        if self.tracker.episode and not self.tracker.outcome and (why := self._void_because(self.tracker.episode)):
             log.warning("robot '%s': %s; the running episode ends.", self.name, why)
             self._end()
-        inbox.recorder_restarted = False
 
     def _handle_reply(self, reply: ChunkReply) -> None:
         reason = HoldReason.slow_path_lost if reply.silent else HoldReason.no_action
@@ -136,10 +135,10 @@ class ControlLoop:
         self._missing_action = Hold(reason, reply.error)
         self.chunks.scheduler.submit(reply, self._tick)
 
-    def _void_because(self) -> str:
+    def _void_because(self, episode: Episode) -> str:
         """Why the running episode cannot go on, '' when it can."""
-        if self.inbox.recorder_restarted:
-            return "the recorder is a new one"
+        if self.inbox.lost_episode == episode.id:
+            return "the recorder lost some of it"
         if self.config.needs_policy and self.chunks.is_outdated(self.inbox.trained):
             return "the weights were trained in another way"
         return "another version acts than the job asks for" if self.inbox.wants_other_version else ""
@@ -240,9 +239,9 @@ class ControlLoop:
             self._hold_for(self.driver.fault)
 
     def _end(self, terminal: Observation | None = None) -> None:
-        """The running episode, if there is one, is over: aborted, unless its last step is recorded."""
-        if self.tracker.running:
-            self.inbox.on_episode_ended(self.tracker.end(self._clock.now_ns(), terminal))
+        """The running episode, if there is one, is over: broken off, unless its last step is recorded."""
+        if (episode := self.tracker.episode) is not None:
+            self.inbox.on_episode_ended(episode.id, self.tracker.end(self._clock.now_ns(), terminal))
 
     # --- read -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 from collections import deque
 from pathlib import Path
@@ -41,6 +42,7 @@ class SegmentBuilder:
         self._steps: list[Step] = []
         self._chunks: list[RecordedChunk] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
+        self._outcome = ""
 
     def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
         """A frame that the next steps refer to; given once. The JPEG that is kept of it."""
@@ -48,9 +50,9 @@ class SegmentBuilder:
         self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
         return jpeg
 
-    def step(self, step: Step, chunk: RecordedChunk | None = None) -> Segment | None:
-        """Add a step, and the chunk it is the first to act by; the segment before it when that one is full, or when
-        ticks between the two were not recorded: the ticks of a segment follow each other.
+    def step(self, step: Step, chunk: RecordedChunk | None = None, outcome: str = "") -> Segment | None:
+        """Add a step, the chunk it is the first to act by, and how the episode ended with it; the segment before it
+        when that one is full, or when ticks between the two were not recorded: those of a segment follow each other.
         """
         full = len(self._steps) >= self._max_steps
         gap = bool(self._steps) and step.tick != self._steps[-1].tick + 1
@@ -58,6 +60,7 @@ class SegmentBuilder:
         self._steps.append(step)
         if chunk is not None:
             self._chunks.append(chunk)
+        self._outcome = outcome
         return segment
 
     def end(self, outcome: str, now_ns: int, terminal: TerminalObservation | None = None) -> Segment | None:
@@ -68,14 +71,21 @@ class SegmentBuilder:
         if not self._steps:
             return None
         last = self._steps[-1]
-        if last.terminated and outcome == EpisodeOutcome.aborted:
-            # Control died when all but the terminal observation was there. Of an episode that was cut off then, nobody
-            # knows whether it had failed or was broken off.
-            outcome = EpisodeOutcome.success.value
+        # Should control have died when all but the terminal observation was there.
+        outcome = self._outcome or outcome
         if not (last.terminated or last.truncated):
             over = outcome == EpisodeOutcome.success
             self._steps[-1] = msgspec.structs.replace(last, terminated=over, truncated=not over)
         return self._cut(outcome, True, now_ns, None, terminal)
+
+    def broken_off(self) -> Segment | None:
+        """What `end` would give if nothing came any more. The episode goes on."""
+        if not self._steps:
+            return None
+        twin = copy.copy(self)
+        twin._steps = self._steps.copy()
+        twin._frames = {camera: queue.copy() for camera, queue in self._frames.items()}
+        return twin.end(EpisodeOutcome.aborted, self._steps[-1].time_ns)
 
     def _cut(
         self,
@@ -132,6 +142,8 @@ class SegmentBuilder:
 class Spool:
     """Segments wait here until the gateway has acknowledged them: first in, first out; `forget` takes one out for good.
 
+    Beside them lies what the episode ends with that goes on, in case its next segment never comes.
+
     SQLite does the hard part (atomic, durable, checked); a kill at any point leaves either the whole segment or none.
     Used by one process at a time.
     """
@@ -150,6 +162,7 @@ class Spool:
                 " data BLOB NOT NULL)"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS running (ending BLOB NOT NULL)")
             # Nobody else writes here, so what a status asks for is known without asking the file.
             count, newest = self._db.execute("SELECT count(*), max(row) FROM segments").fetchone()
             steps = self._db.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
@@ -164,8 +177,11 @@ class Spool:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, segment: Segment) -> None:
-        """Durable when this returns; nothing of it is kept when it raises."""
+    def put(self, segment: Segment, ending: Segment | None = None) -> None:
+        """Durable when this returns; nothing of it is kept when it raises.
+
+        `ending`: the episode's last segment if this process dies before it puts the next one; None when it is over.
+        """
         try:
             with self._db:
                 put = self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
@@ -174,6 +190,9 @@ class Spool:
                     " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
                     (segment.steps,),
                 )
+                self._db.execute("DELETE FROM running")
+                if ending is not None:
+                    self._db.execute("INSERT INTO running VALUES (?)", (encode(ending),))
         except sqlite3.Error as error:
             raise self._explain(error) from error
         self.newest = put.lastrowid or self.newest
@@ -190,12 +209,12 @@ class Spool:
         found = self._db.execute("SELECT data FROM segments WHERE row = ?", (row,)).fetchone()
         if found is None:
             return None
-        segment = decode(found[0], stored=True)
-        if not isinstance(segment, Segment):
-            raise CorruptDataError(
-                f"row {row} of {self._path} holds a {type(segment).__name__}. Move the file away to start anew."
-            )
-        return segment
+        return self._decode(found[0], f"row {row}")
+
+    def ending(self) -> Segment | None:
+        """The `ending` that was put last: whoever opens the spool finds the end of what a dead process recorded."""
+        found = self._db.execute("SELECT ending FROM running").fetchone()
+        return None if found is None else self._decode(found[0], "the end of the running episode")
 
     def forget(self, ids: tuple[str, ...]) -> None:
         """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped: even forgetting needs some room."""
@@ -208,6 +227,14 @@ class Spool:
 
     def close(self) -> None:
         self._db.close()
+
+    def _decode(self, data: bytes, what: str) -> Segment:
+        segment = decode(data, stored=True)
+        if not isinstance(segment, Segment):
+            raise CorruptDataError(
+                f"{what} in {self._path} is a {type(segment).__name__}. Move the file away to start anew."
+            )
+        return segment
 
     def _explain(self, error: sqlite3.Error) -> StorageError:
         text = str(error)

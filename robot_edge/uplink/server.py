@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from robot_edge.uplink.segments import SegmentBuilder, Spool, encode_jpeg
+from robot_edge.uplink.episode_recorder import EpisodeRecorder
+from robot_edge.uplink.segments import Spool, encode_jpeg
 from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
@@ -33,15 +34,20 @@ from wire.messages.gateway import (
     Preview,
     ReintroduceRequest,
     Rejection,
-    Segment,
     Stop,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
-from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
+from wire.messages.local import (
+    EpisodeEnded,
+    EpisodeStarted,
+    FrameRecorded,
+    LoadWeights,
+    RequestPreviews,
+    StepRecorded,
+)
 from wire.transport.channel import Channel
-from wire.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +87,11 @@ class Uplink:
         self.rejection = ""
         self.operator: Channel | None = None
         """to a process beside the robot that sees each status and event, and may command it without a gateway"""
+        self._recorder = EpisodeRecorder(name, self.spool, control, clock, segment_steps)
         self._gateway = gateway
         self._control = control
         self._inference = inference
         self._clock = clock
-        self._segment_steps = segment_steps
-        self._builder: SegmentBuilder | None = None
-        self._unspooled: list[Segment] = []
         self._hello: Hello | None = None
         self._accepted = False
         self._watched = False
@@ -101,9 +105,7 @@ class Uplink:
         self._larger_ns: dict[str, int] = {}
         self._control_done = False
         self._control_pid = self._inference_pid = 0
-        self._storage_fault = ""
         self._last_status: EdgeStatus | None = None
-        self._unknown_episode = ""
         self._acknowledged: list[str] = []
         self._commands = StickyCommands(name, directory)
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
@@ -111,7 +113,7 @@ class Uplink:
     @property
     def drained(self) -> bool:
         """Control has finished and everything it recorded is acknowledged."""
-        return self._control_done and not self._unspooled and len(self.spool) == 0
+        return self._control_done and not self._recorder.unspooled and len(self.spool) == 0
 
     def poll(self) -> None:
         for channel, handle in (
@@ -123,7 +125,7 @@ class Uplink:
             if channel is not None:
                 for message in itertools.islice(iter(channel.recv, None), _AT_ONCE):
                     handle(message)
-        self._spool_waiting()
+        self._recorder.poll()
         self._send_segments()
         self._send_events()
         self.weights.poll()
@@ -137,9 +139,7 @@ class Uplink:
 
     def control_gone(self) -> None:
         """Control's process has ended: what it recorded last is all there will be."""
-        if self._builder is not None:
-            self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
-            self._builder = None
+        self._recorder.break_off()
         self._control_done = True
 
     def report_drained(self) -> None:
@@ -154,22 +154,10 @@ class Uplink:
 
     def _from_control(self, message: Message) -> None:
         match message:
-            case StepRecorded(episode_id=episode_id, step=step, chunk=chunk):
-                if self._builder is not None and self._builder.episode.id == episode_id:
-                    self._close_segment(self._builder.step(step, chunk))
-                elif episode_id != self._unknown_episode:
-                    self._unknown_episode = episode_id
-                    self._notify_restart()
+            case StepRecorded() | EpisodeStarted() | EpisodeEnded():
+                self._recorder.handle_message(message)
             case FrameRecorded():
                 self._frame(message)
-            case EpisodeStarted(episode=episode):
-                if self._builder is not None:
-                    self._close_segment(self._builder.end("aborted", self._clock.now_ns()))
-                self._builder = SegmentBuilder(episode, self._segment_steps)
-            case EpisodeEnded(episode_id=episode_id, outcome=outcome, ended_ns=ended_ns, terminal=terminal):
-                if self._builder is not None and self._builder.episode.id == episode_id:
-                    self._close_segment(self._builder.end(outcome, ended_ns, terminal))
-                    self._builder = None
             case EdgeStatus():
                 self._last_status = message
                 self._send_status(message)
@@ -179,21 +167,20 @@ class Uplink:
                 self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
                 self._accepted, self._next_heartbeat_ns = False, 0
                 self._control_done = False
+                if self._control_pid not in (0, message.pid):
+                    # Whoever recorded the running episode is gone.
+                    self._recorder.break_off()
                 self._control_pid = message.pid
                 for waiting in (*self._commands.current(), self._job, self._activated):
                     if waiting is not None:
                         self._control.send(waiting)
                 # Also when nothing is wrong: an earlier uplink may have said that something was.
-                self._control.send(Nack(self._storage_fault))
+                self._recorder.report_storage()
                 self._control.send(RequestPreviews(self._watched))
             case Stop():
                 self._control_done = True
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
-
-    def _notify_restart(self) -> None:
-        """Tell control that what an earlier uplink had not yet spooled of its episode is gone."""
-        self._control.send(Hello(self.name, Role.uplink, clock_name(), self._clock.now_ns(), os.getpid()))
 
     def _send_events(self) -> None:
         while self._accepted and self._events and self._gateway.send(self._events[0]):
@@ -208,7 +195,7 @@ class Uplink:
         whole = msgspec.structs.replace(
             status,
             steps_recorded=self.spool.steps_recorded,
-            spooled=len(self.spool) + len(self._unspooled),
+            spooled=len(self.spool) + self._recorder.unspooled,
             control_pid=self._control_pid,
             inference_pid=self._inference_pid,
             uplink_pid=os.getpid(),
@@ -236,9 +223,7 @@ class Uplink:
 
     def _frame(self, message: FrameRecorded) -> None:
         camera, frame = message.camera, message.frame
-        jpeg = None
-        if self._builder is not None and self._builder.episode.id == message.episode_id:
-            jpeg = self._builder.frame(camera, frame.time_ns, frame.image)
+        jpeg = self._recorder.frame(message)
         if not self._accepted or frame.time_ns < self._next_preview_ns.get(camera, 0):
             return
         if frame.preview is not None:
@@ -257,11 +242,6 @@ class Uplink:
             self._next_preview_ns.clear()
             self._control.send(RequestPreviews(watched))
 
-    def _close_segment(self, segment: Segment | None) -> None:
-        if segment is not None:
-            self._unspooled.append(segment)
-            self._spool_waiting()
-
     def _forget(self) -> None:
         """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
         try:
@@ -270,23 +250,6 @@ class Uplink:
             log.error("robot '%s': %s", self.name, error)
         else:
             self._acknowledged = []
-
-    def _spool_waiting(self) -> None:
-        """Write what is not yet durable; when the disk does not take it the robot holds and nothing is dropped."""
-        while self._unspooled:
-            try:
-                self.spool.put(self._unspooled[0])
-            except StorageError as error:
-                if not self._storage_fault:
-                    log.error("robot '%s' holds: %s", self.name, error)
-                    self._storage_fault = str(error)
-                    self._control.send(Nack(self._storage_fault))
-                return
-            self._unspooled.pop(0)
-            if self._storage_fault:
-                log.info("robot '%s': the spool takes segments again.", self.name)
-                self._storage_fault = ""
-                self._control.send(Nack(""))
 
     # --- to and from the gateway ----------------------------------------------------------------------------------
 

@@ -209,6 +209,7 @@ def check(data: DataDirectory) -> None:
         assert len(spool) == 0
         assert totals[name].steps == spool.steps_recorded
         spool.close()
+        assert all(episode.outcome for episode in ledger.episodes(name, limit=100_000)), "each has an end"
     rows = ledger.segments_after(0, 100_000)
     seen: set[tuple[str, int]] = set()
     for row in rows:

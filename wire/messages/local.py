@@ -96,6 +96,8 @@ class StepRecorded(Message, frozen=True, eq=False):
     step: Step
     chunk: RecordedChunk | None = None
     """the policy's action came from it, as the first of it"""
+    outcome: str = ""
+    """how the episode ended with it; '' while it goes on, or was broken off"""
 
 
 class FrameRecorded(Message, frozen=True, eq=False):
@@ -111,3 +113,12 @@ class EpisodeEnded(Message, frozen=True, eq=False):
     outcome: str
     ended_ns: int
     terminal: TerminalObservation | None = None
+
+
+class EpisodeLost(Message, frozen=True, eq=False):
+    """The uplink tells control that it has not all steps of this episode, which is aborted where those end that it has.
+
+    An earlier uplink had the others and died, or nothing came for long.
+    """
+
+    episode_id: str

@@ -1,4 +1,4 @@
-"""How a segment is entered in the ledger. Functions of one transaction; `Ledger` has `commit_segment` as a method.
+"""How a segment is entered in the ledger. A function of one transaction, which `Ledger` has as a method.
 
 The gateway does it for every segment of every robot, so the statements are built once.
 """
@@ -18,6 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.ledger.notes import spec
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Segment
@@ -29,7 +30,6 @@ _MAX_INDEX = 2**31 - 1
 _FACTS = Episode.__struct_fields__
 
 _KNOWN = sa.select(_s.row).where(_s.id == bindparam("id"))
-_SPEC = sa.select(tables.specs.c.hash).where(tables.specs.c.hash == bindparam("hash"))
 _EPISODE = sa.select(tables.episodes).where(_e.id == bindparam("id"))
 _INSERT_EPISODE = sa.insert(tables.episodes)
 _INSERT_SEGMENT = sa.insert(tables.segments)
@@ -61,19 +61,19 @@ _AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1
 def commit_segments(
     connection: sa.Connection, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
 ) -> list[int | None]:
-    """Enter segments, each with where it lies and when it was received: all of them or, if one is refused, none."""
-    return [commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
+    """Enter segments whose records are on disk, each with where it lies and when it was received, and what they add to
+    their episodes; their rows, None for one whose id was there.
+
+    The work does not grow with the number of episodes, nor with their length. Raises `InvalidDataError`, with none
+    entered, for a segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is
+    known with another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
+    """
+    return [_commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
 
 
-def commit_segment(
+def _commit_segment(
     connection: sa.Connection, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
 ) -> int | None:
-    """Enter a segment whose record is on disk, and what it adds to its episode; its row, or None if its id was there.
-
-    The work does not grow with the number of episodes, nor with the length of this one. Raises `InvalidDataError` for a
-    segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is known with
-    another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
-    """
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
         return None
     if segment.steps > MAX_STEPS:
@@ -148,7 +148,7 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
     facts = {name: getattr(segment.episode, name) for name in _FACTS}
     known = connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one_or_none()
     if known is None:
-        require_spec(connection, segment.episode.spec_hash)
+        spec(connection, segment.episode.spec_hash)
         connection.execute(_INSERT_EPISODE, facts)
         return connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one()
     for name, value in facts.items():
@@ -157,12 +157,6 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
                 f"segment {segment.id}: its episode is known with {name} {known[name]!r}, not {value!r}."
             )
     return known
-
-
-def require_spec(connection: sa.Connection, spec_hash: str) -> None:
-    """Raises `InvalidDataError` if no robot ever announced the spec."""
-    if connection.scalar(_SPEC, {"hash": spec_hash}) is None:
-        raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
 
 
 def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping, segment: Segment) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -24,13 +25,19 @@ from wire.errors import (
     CorruptDataError,
     DiskFullError,
     InvalidDataError,
+    NothingStoredError,
     NotWritableError,
     StorageError,
     storage_errors,
 )
 
+R = TypeVar("R")
 _WAIT_S = 30
 """How long a writer waits for another one."""
+_SILENT_S, _PROBE_S, _CONNECT_S = 5.0, 5, 10
+"""How long PostgreSQL may say nothing to a statement until it is asked whether it is there, how long it may take to
+answer that, and to take a new connection: a silent one is given up after 20 s."""
+_STOPPED = "it may be stopped, or its machine overloaded"
 _POLL_S = 0.02
 # advisory locks of a PostgreSQL database: whoever writes, and whoever seals, prunes, compacts or repairs
 _LOCK_SPACE, _WRITING, _EXCLUSIVE = 0x564C4146, 1, 2
@@ -166,9 +173,9 @@ class Database:
             raise StorageError(f"ledger {self.location}: too many connections at once: {error}.") from error
 
 
-def no_ledger(location: str) -> StorageError:
+def no_ledger(location: str) -> NothingStoredError:
     """What to say when there is nothing to read."""
-    return StorageError(f"no ledger at {location}: start the gateway there first, or choose another --data.")
+    return NothingStoredError(f"no ledger at {location}: start the gateway there first, or choose another --data.")
 
 
 def _reason(error: sa.exc.DBAPIError) -> str:
@@ -219,8 +226,25 @@ def _postgresql(url: sa.URL) -> sa.Engine:
         url,
         # a connection that broke while nobody used it is replaced
         pool_pre_ping=True,
-        connect_args={"application_name": name[:63], "connect_timeout": 10},
+        connect_args={
+            "application_name": name[:63],
+            "connect_timeout": _CONNECT_S,
+            # a host that is gone says so to nobody
+            "keepalives_idle": 5,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+        },
     )
+
+    @sa.event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, positional: list[Any], named: dict[str, Any]) -> Any:
+        import psycopg
+
+        try:
+            return _guarded_connection_type().connect(*positional, **named)
+        except psycopg.errors.ConnectionTimeout as error:
+            raise psycopg.OperationalError(f"the server takes no connection in {_CONNECT_S} s: {_STOPPED}") from error
 
     @sa.event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
@@ -236,6 +260,53 @@ def _postgresql(url: sa.URL) -> sa.Engine:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_SPACE}, {_WRITING})")
 
     return engine
+
+
+@functools.cache
+def _guarded_connection_type() -> Any:
+    """Class of connections that are not waited for without end. Their server may take its time, as for a lock or a
+    long query, as long as it answers others."""
+    import psycopg
+
+    def answers(connection: psycopg.Connection) -> bool:
+        asked: dict[str, Any] = connection.info.get_parameters()
+        asked |= {"password": connection.info.password, "connect_timeout": _PROBE_S}
+        try:
+            psycopg.connect(**asked).close()
+        except psycopg.errors.ConnectionTimeout:
+            return False
+        except psycopg.OperationalError:
+            # somebody says no
+            return True
+        return True
+
+    def guarded(steps: Generator[Any, int, R], connection: psycopg.Connection) -> Generator[Any, int, R]:
+        """`steps` of psycopg, which yield what they wait for and are sent 0 while that has not come."""
+        heard = time.monotonic()
+        try:
+            wanted = next(steps)
+            while True:
+                ready = yield wanted
+                if ready:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > _SILENT_S:
+                    if not answers(connection):
+                        # nobody knows how far it came; the pool makes a new one
+                        connection.pgconn.finish()
+                        raise psycopg.OperationalError(
+                            f"the server did not answer for {time.monotonic() - heard:.0f} s: {_STOPPED}"
+                        )
+                    heard = time.monotonic()
+                wanted = steps.send(ready)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    class GuardedConnection(psycopg.Connection):
+        def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+            return super().wait(guarded(gen, self), *args, **options)
+
+    return GuardedConnection
 
 
 def _sqlite(path: Path, read_only: bool) -> sa.Engine:

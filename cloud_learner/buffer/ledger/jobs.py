@@ -12,9 +12,10 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import insert_into, read_meta, write_meta
+from cloud_learner.buffer.ledger.notes import read_meta, write_meta
 from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
+from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
@@ -27,10 +28,8 @@ _LEASE = "lease"
 
 def add_job(connection: sa.Connection, request: JobRequest, wall_ns: int) -> bool:
     """Enter a job; False if one of its id was there, which stays as it is."""
-    row = insert_into(connection, tables.jobs).values(
-        id=request.id, request=msgspec.json.encode(request).decode(), phase=_OPEN, submitted_wall_ns=wall_ns
-    )
-    return connection.execute(row.on_conflict_do_nothing().returning(_jobs.id)).first() is not None
+    text = msgspec.json.encode(request).decode()
+    return insert_new(connection, tables.jobs, id=request.id, request=text, phase=_OPEN, submitted_wall_ns=wall_ns)
 
 
 def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bool:
@@ -41,9 +40,9 @@ def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bo
 
 def jobs(connection: sa.Connection, ended: int = 100) -> tuple[JobRow, ...]:
     """All open jobs and the newest `ended` others, in the order they were submitted."""
-    columns = [_jobs[name] for name in JobRow.__struct_fields__]
-    still = sa.select(*columns).where(_jobs.phase == _OPEN)
-    past = sa.select(*columns).where(_jobs.phase != _OPEN).order_by(_jobs.number.desc()).limit(ended)
+    every = columns_of(JobRow, _jobs)
+    still = every.where(_jobs.phase == _OPEN)
+    past = every.where(_jobs.phase != _OPEN).order_by(_jobs.number.desc()).limit(ended)
     rows = [*connection.execute(still).mappings(), *connection.execute(past).mappings()]
     found = (JobRow(**{**row, "request": msgspec.json.decode(row["request"], type=JobRequest)}) for row in rows)
     return tuple(sorted(found, key=lambda row: row.number))
@@ -54,14 +53,13 @@ def count_for_job(connection: sa.Connection, job: str, episode: str, wall_ns: in
     number = connection.scalar(sa.select(_e.number).where(_e.id == episode))
     if number is None:
         return False
-    row = insert_into(connection, tables.job_episodes).values(episode=number, job=job, wall_ns=wall_ns)
-    return connection.execute(row.on_conflict_do_nothing().returning(_done.episode)).first() is not None
+    return insert_new(connection, tables.job_episodes, episode=number, job=job, wall_ns=wall_ns)
 
 
 def episodes_of_job(connection: sa.Connection, job: str) -> tuple[EpisodeRow, ...]:
     """What was counted for a job, oldest first."""
     query = EPISODE_ROWS.join(tables.job_episodes, _done.episode == _e.number)
-    return tuple(EpisodeRow(*row) for row in connection.execute(query.where(_done.job == job).order_by(_e.number)))
+    return rows_of(connection, EpisodeRow, query.where(_done.job == job).order_by(_e.number))
 
 
 def task_counts(connection: sa.Connection, source: str) -> dict[str, tuple[int, int]]:

@@ -26,7 +26,8 @@ from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
 from cloud_learner.buffer.ledger import snapshots as ledger_snapshots
 from cloud_learner.buffer.ledger.engine import Database, no_ledger
-from wire.errors import StorageError
+from cloud_learner.buffer.ledger.segments import chunks
+from wire.errors import FormatError
 
 _FORMAT = "format"
 SEGMENTS_AT_ONCE = 100
@@ -58,10 +59,6 @@ def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Co
             return function(connection, *args, **options)
 
     return method
-
-
-def _pieces(values: Sequence[Q], size: int) -> Iterator[Sequence[Q]]:
-    return (values[first : first + size] for first in range(0, len(values), size))
 
 
 class Ledger(Database):
@@ -100,7 +97,7 @@ class Ledger(Database):
                 ledger_notes.write_meta(connection, _FORMAT, found)
         if found != str(tables.FORMAT):
             newer = "newer " if found and found.isdecimal() and int(found) > tables.FORMAT else ""
-            raise StorageError(
+            raise FormatError(
                 f"ledger {self.location} has format {found or 'unknown'}, this vla-fleet reads format {tables.FORMAT}: "
                 f"install the {newer}vla-fleet that wrote it, or choose a fresh --data directory or database."
             )
@@ -108,14 +105,12 @@ class Ledger(Database):
     # robots
     see_robot = _writes(ledger_notes.see_robot)
     set_clock_offset = _writes(ledger_notes.set_clock_offset)
-    clock_offsets = _reads(ledger_notes.clock_offsets)
     robot = _reads(ledger_notes.robot)
     robots = _reads(ledger_notes.robots)
     spec = _reads(ledger_notes.spec)
     spec_hashes = _reads(ledger_notes.spec_hashes)
 
     # episodes and segments
-    commit_segment = _writes(ledger_commit.commit_segment)
     commit_segments = _writes(ledger_commit.commit_segments)
     segment = _reads(ledger_segments.segment)
     segments_after = _reads(ledger_segments.segments_after)
@@ -152,7 +147,7 @@ class Ledger(Database):
         """
         with self.writing() as connection:
             ledger_shards.commit_shard(connection, spec_hash, number, record_bytes, bytes, sha256)
-        pieces = _pieces(list(offsets.items()), SEGMENTS_AT_ONCE)
+        pieces = chunks(offsets.items(), SEGMENTS_AT_ONCE)
         return sum(self._apart(lambda c, some: ledger_shards.move_segments(c, number, dict(some)), pieces))
 
     def _apart(self, function: Callable[[sa.Connection, Sequence[Q]], R], pieces: Iterable[Sequence[Q]]) -> Iterator[R]:
@@ -172,22 +167,19 @@ class Ledger(Database):
 
     def mark_damaged(self, rows: Sequence[int]) -> int:
         """Note that the segments of these ledger rows cannot be read; how many were not marked yet."""
-        return sum(self._apart(ledger_shards.mark_damaged, _pieces(rows, SEGMENTS_AT_ONCE)))
+        return sum(self._apart(ledger_shards.mark_damaged, chunks(rows, SEGMENTS_AT_ONCE)))
 
     def prune(self, episode_ids: Sequence[str], now_ns: int, newest_row: int | None = None) -> tuple[int, int, int]:
-        """Delete the segments of these episodes: how many episodes, segments and bytes that were.
+        """Delete the segments of at most `EPISODES_AT_ONCE` episodes: how many episodes, segments and bytes that were.
 
         The episodes stay, so that lineage can name them. Those that are unknown or pruned already, or got a segment
         after ledger row `newest_row`, are skipped. `now_ns`: nanoseconds since 1970. What is interrupted is finished by
         `finish_pruning`. For the holder of `exclusive`.
         """
         self.finish_pruning()
-        found = (0, 0, 0)
-        for more in self._apart(
-            lambda c, some: ledger_shards.prune(c, some, now_ns, newest_row), _pieces(episode_ids, EPISODES_AT_ONCE)
-        ):
-            self.finish_pruning()
-            found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
+        with self.writing() as connection:
+            found = ledger_shards.prune(connection, episode_ids, now_ns, newest_row)
+        self.finish_pruning()
         return found
 
     def finish_pruning(self) -> None:

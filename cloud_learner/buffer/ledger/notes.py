@@ -10,16 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import (
-    AppliedRow,
-    EvaluationRow,
-    EventRow,
-    RobotRow,
-)
+from cloud_learner.buffer.ledger.rows import AppliedRow, EvaluationRow, EventRow, RobotRow
 from cloud_learner.buffer.ledger.segments import chunks
+from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, row_of, rows_of
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
 from wire.types import MAX_NAME, RobotSpec
@@ -33,11 +28,6 @@ _robots, _offsets, _labels, _e, _s = (
 )
 
 
-def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
-    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
-
-
 def read_meta(connection: sa.Connection, key: str) -> str:
     """What the table `meta` has under `key`, '' if nothing."""
     return connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == key)) or ""
@@ -49,6 +39,8 @@ def write_meta(connection: sa.Connection, key: str, value: str) -> None:
     connection.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
 
 
+_ROBOT_ROWS = columns_of(RobotRow, _robots)
+
 # --- robots ---------------------------------------------------------------------------------------------------------
 
 
@@ -58,8 +50,7 @@ def see_robot(connection: sa.Connection, name: str, spec: RobotSpec | None, cloc
     if spec is not None:
         seen["spec_hash"] = spec.hash
         text = msgspec.json.encode(spec).decode()
-        row = insert_into(connection, tables.specs).values(hash=spec.hash, data_hash=spec.data_hash, json=text)
-        connection.execute(row.on_conflict_do_nothing())
+        insert_new(connection, tables.specs, hash=spec.hash, data_hash=spec.data_hash, json=text)
     row = insert_into(connection, tables.robots).values(name=name, first_seen_ns=seen_ns, **seen)
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=seen))
 
@@ -78,37 +69,29 @@ def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measu
     connection.execute(sa.update(tables.robots).where(_robots.name == name).values(clock_offset_ns=offset_ns))
 
 
-def clock_offsets(connection: sa.Connection, robot: str) -> tuple[tuple[int, int], ...]:
-    """(when it was measured, offset) in ns, whenever a robot's clock was found to have another one; oldest first."""
-    query = sa.select(_offsets.measured_ns, _offsets.offset_ns).where(_offsets.robot == robot).order_by(_offsets.id)
-    return tuple((measured_ns, offset_ns) for measured_ns, offset_ns in connection.execute(query))
-
-
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:
     """The robot of this name, if it was ever seen."""
-    row = connection.execute(_ROBOT_ROWS.where(_robots.name == name)).one_or_none()
-    return RobotRow(*row) if row else None
+    return row_of(connection, RobotRow, _ROBOT_ROWS.where(_robots.name == name))
 
 
 def robots(connection: sa.Connection) -> tuple[RobotRow, ...]:
     """All robots, by name."""
     # sorted here: how a database sorts text depends on its locale
-    return tuple(sorted((RobotRow(*row) for row in connection.execute(_ROBOT_ROWS)), key=lambda row: row.name))
+    return tuple(sorted(rows_of(connection, RobotRow, _ROBOT_ROWS), key=lambda row: row.name))
 
 
-def spec(connection: sa.Connection, spec_hash: str) -> RobotSpec | None:
-    """The spec with this hash, if any robot ever announced it."""
+def spec(connection: sa.Connection, spec_hash: str) -> RobotSpec:
+    """The spec with this hash. Raises `InvalidDataError` if no robot ever announced it."""
     text = connection.scalar(sa.select(tables.specs.c.json).where(tables.specs.c.hash == spec_hash))
-    return msgspec.json.decode(text, type=RobotSpec) if text is not None else None
+    if text is None:
+        raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+    return msgspec.json.decode(text, type=RobotSpec)
 
 
 def spec_hashes(connection: sa.Connection) -> tuple[str, ...]:
     """Hashes of the specs that stored episodes have."""
     rows = sa.select(tables.episodes.c.spec_hash).distinct().order_by(tables.episodes.c.spec_hash)
     return tuple(connection.scalars(rows))
-
-
-_ROBOT_ROWS = sa.select(*(_robots[name] for name in RobotRow.__struct_fields__))
 
 
 # --- measurements and events ----------------------------------------------------------------------------------------
@@ -118,28 +101,25 @@ def add_evaluation(connection: sa.Connection, evaluation: Evaluation, wall_ns: i
     """Enter a measurement; False if it was there. `wall_ns`: nanoseconds since 1970, now."""
     facts = {name: getattr(evaluation, name) for name in evaluation.__struct_fields__}
     facts["success"] = msgspec.json.encode(evaluation.success, order="sorted").decode()
-    row = insert_into(connection, tables.evaluations).values(wall_ns=wall_ns, **facts).on_conflict_do_nothing()
-    return connection.execute(row.returning(tables.evaluations.c.id)).first() is not None
+    return insert_new(connection, tables.evaluations, wall_ns=wall_ns, **facts)
 
 
 def evaluations(connection: sa.Connection) -> tuple[EvaluationRow, ...]:
     """All measurements in the order they came."""
-    columns = (tables.evaluations.c[name] for name in EvaluationRow.__struct_fields__)
-    rows = connection.execute(sa.select(*columns).order_by(tables.evaluations.c.id)).mappings()
+    query = columns_of(EvaluationRow, tables.evaluations.c).order_by(tables.evaluations.c.id)
+    rows = connection.execute(query).mappings()
     return tuple(EvaluationRow(**{**row, "success": msgspec.json.decode(row["success"])}) for row in rows)
 
 
 def note_applied(connection: sa.Connection, robot: str, version: int, announced_ns: int, applied_ns: int) -> bool:
     """Note when `robot` first acted on `version`; False if that was noted before."""
     values = {"robot": robot, "version": version, "announced_ns": announced_ns, "applied_ns": applied_ns}
-    row = insert_into(connection, tables.applied).values(**values).on_conflict_do_nothing()
-    return connection.execute(row.returning(tables.applied.c.version)).first() is not None
+    return insert_new(connection, tables.applied, **values)
 
 
 def applied(connection: sa.Connection) -> tuple[AppliedRow, ...]:
     """All first uses of versions, by version and robot."""
-    columns = (tables.applied.c[name] for name in AppliedRow.__struct_fields__)
-    rows = (AppliedRow(*row) for row in connection.execute(sa.select(*columns)))
+    rows = rows_of(connection, AppliedRow, columns_of(AppliedRow, tables.applied.c))
     return tuple(sorted(rows, key=lambda row: (row.version, row.robot)))
 
 
@@ -153,8 +133,7 @@ def add_event(connection: sa.Connection, time_ns: int, robot: str, kind: str, de
 def events(connection: sa.Connection, after_id: int = 0, limit: int = 1000) -> tuple[EventRow, ...]:
     """Up to `limit` events after event `after_id`, oldest first."""
     c = tables.events.c
-    query = sa.select(*(c[name] for name in EventRow.__struct_fields__)).where(c.id > after_id).order_by(c.id)
-    return tuple(EventRow(*row) for row in connection.execute(query.limit(limit)))
+    return rows_of(connection, EventRow, columns_of(EventRow, c).where(c.id > after_id).order_by(c.id).limit(limit))
 
 
 # --- labels ---------------------------------------------------------------------------------------------------------

@@ -88,12 +88,6 @@ class SegmentRow(msgspec.Struct, frozen=True):
     first_tick: int
     steps: int
     human_steps: int
-    frames: int
-    """over all cameras"""
-    reward_sum: float
-    last: bool
-    outcome: str
-    """'' unless last"""
     bytes: int
     sha256: str
     """of the record"""
@@ -110,15 +104,13 @@ class SegmentRow(msgspec.Struct, frozen=True):
     spec_hash: str
     task: str
     source: str
-
-
-class Unsealed(SegmentRow, frozen=True):
-    """A segment that lies in the journal."""
-
-    journal: int
-    episode_number: int
     finished: bool
     """whether the episode's last segment and all before it are committed"""
+
+    @property
+    def journaled(self) -> Journaled | None:
+        """Where its record lies in the journal; None when it lies in a shard."""
+        return None if self.journal is None else Journaled(self.journal, self.offset, self.bytes, self.sha256)
 
 
 class Waiting(msgspec.Struct, frozen=True):

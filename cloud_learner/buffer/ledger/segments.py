@@ -6,21 +6,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import (
-    EpisodeFacts,
-    EpisodeRow,
-    KeptEpisode,
-    SegmentColumns,
-    SegmentRow,
-    Totals,
-    Unsealed,
-)
+from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, KeptEpisode, SegmentColumns, SegmentRow, Totals
+from cloud_learner.buffer.ledger.tables import columns_of, row_of, rows_of
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -42,38 +34,26 @@ _FETCHED = 100_000
 
 _OF_EPISODE: dict[str, sa.ColumnElement[Any]] = {
     "episode": _e.id,
-    "episode_number": _e.number,
     **{name: _e[name] for name in ("robot", "spec_hash", "task", "source")},
     "finished": sa.cast(sa.and_(_e.last_index >= 0, _e.segments > _e.last_index), sa.Boolean),
 }
-
-
-def _rows(kind: type[msgspec.Struct]) -> sa.Select[Any]:
-    """All fields of `kind` from segments and their episodes."""
-    columns = (_OF_EPISODE[name] if name in _OF_EPISODE else _s[name] for name in kind.__struct_fields__)
-    return sa.select(*columns).select_from(_joined)
-
-
-_SEGMENT_ROWS, _UNSEALED = _rows(SegmentRow), _rows(Unsealed)
-EPISODE_ROWS = sa.select(*(_e[name] for name in EpisodeRow.__struct_fields__))
+_SEGMENT_ROWS = columns_of(SegmentRow, {**_s, **_OF_EPISODE}).select_from(_joined)
+EPISODE_ROWS = columns_of(EpisodeRow, _e)
 
 
 def segment(connection: sa.Connection, segment_id: str) -> SegmentRow | None:
     """The segment with this id, if it is there."""
-    row = connection.execute(_SEGMENT_ROWS.where(_s.id == segment_id)).one_or_none()
-    return SegmentRow(*row) if row else None
+    return row_of(connection, SegmentRow, _SEGMENT_ROWS.where(_s.id == segment_id))
 
 
 def segments_after(connection: sa.Connection, row: int, limit: int = 1000) -> tuple[SegmentRow, ...]:
     """Up to `limit` segments committed after ledger row `row` (0: from the first), in commit order."""
-    query = _SEGMENT_ROWS.where(_s.row > row).order_by(_s.row).limit(limit)
-    return tuple(SegmentRow(*found) for found in connection.execute(query))
+    return rows_of(connection, SegmentRow, _SEGMENT_ROWS.where(_s.row > row).order_by(_s.row).limit(limit))
 
 
 def segments_of(connection: sa.Connection, episode: str) -> tuple[SegmentRow, ...]:
     """The committed segments of an episode by index."""
-    query = _SEGMENT_ROWS.where(_e.id == episode).order_by(_s.index)
-    return tuple(SegmentRow(*found) for found in connection.execute(query))
+    return rows_of(connection, SegmentRow, _SEGMENT_ROWS.where(_e.id == episode).order_by(_s.index))
 
 
 def row_before(connection: sa.Connection, count: int) -> int:
@@ -90,8 +70,7 @@ def damaged_segments(connection: sa.Connection) -> int:
 
 def episode(connection: sa.Connection, episode_id: str) -> EpisodeRow | None:
     """The episode with this id, also a pruned one."""
-    row = connection.execute(EPISODE_ROWS.where(_e.id == episode_id)).one_or_none()
-    return EpisodeRow(*row) if row else None
+    return row_of(connection, EpisodeRow, EPISODE_ROWS.where(_e.id == episode_id))
 
 
 def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 100) -> tuple[EpisodeRow, ...]:
@@ -99,12 +78,12 @@ def episodes(connection: sa.Connection, robot: str | None = None, limit: int = 1
     query = EPISODE_ROWS.where(_e.pruned_ns == 0).order_by(_e.number.desc()).limit(limit)
     if robot is not None:
         query = query.where(_e.robot == robot)
-    return tuple(EpisodeRow(*row) for row in connection.execute(query))
+    return rows_of(connection, EpisodeRow, query)
 
 
 def kept_episodes(connection: sa.Connection) -> tuple[KeptEpisode, ...]:
     """All episodes that have segments and were not pruned, oldest first."""
-    query = sa.select(*(_e[name] for name in KeptEpisode.__struct_fields__)).order_by(_e.number)
+    query = columns_of(KeptEpisode, _e).order_by(_e.number)
     pieces = _fetch_plain(connection, query.where(_e.pruned_ns == 0, _e.segments > 0))
     return tuple(KeptEpisode(*row) for rows in pieces for row in rows)
 
@@ -116,23 +95,20 @@ def episodes_of_robot(connection: sa.Connection, robot: str) -> int:
 
 def places(connection: sa.Connection, rows: Sequence[int]) -> dict[int, SegmentRow]:
     """Where the segments of these ledger rows lie; rows that are gone are absent."""
-    found = {}
-    for some in chunks(rows):
-        for row in connection.execute(_SEGMENT_ROWS.where(_s.row.in_(some)).order_by(_s.row)):
-            found[row.row] = SegmentRow(*row)
-    return found
+    queries = (_SEGMENT_ROWS.where(_s.row.in_(some)).order_by(_s.row) for some in chunks(rows))
+    return {found.row: found for query in queries for found in rows_of(connection, SegmentRow, query)}
 
 
 def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> tuple[SegmentRow, ...]:
     """The segments that lie in a shard and are not damaged, in the shard's order."""
     query = _SEGMENT_ROWS.where(_s.shard == number, _e.spec_hash == spec_hash, ~_s.damaged).order_by(_s.offset)
-    return tuple(SegmentRow(*row) for row in connection.execute(query))
+    return rows_of(connection, SegmentRow, query)
 
 
-def unsealed(connection: sa.Connection) -> tuple[Unsealed, ...]:
-    """The segments in the journal that are not damaged, by episode number and index."""
-    query = _UNSEALED.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
-    return tuple(Unsealed(*row) for row in connection.execute(query))
+def unsealed(connection: sa.Connection) -> tuple[SegmentRow, ...]:
+    """The segments in the journal that are not damaged, episode by episode as they began, and by index."""
+    query = _SEGMENT_ROWS.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
+    return rows_of(connection, SegmentRow, query)
 
 
 def index(connection: sa.Connection, after: int, data_hash: str, limit: int | None = None) -> SegmentColumns:
@@ -183,13 +159,9 @@ def gone_since(connection: sa.Connection, generation: int) -> tuple[tuple[int, .
 
 def totals(connection: sa.Connection) -> Totals:
     """What is stored of all robots."""
-    found = robot_totals(connection).values()
-    everything = dict.fromkeys(Totals.__struct_fields__, 0)
-    for row in found:
-        for name in Totals.__struct_fields__:
-            value = getattr(row, name)
-            everything[name] = max(everything[name], value) if name == "newest_row" else everything[name] + value
-    return Totals(**everything)
+    robots = robot_totals(connection).values()
+    sums = {name: sum(getattr(one, name) for one in robots) for name in Totals.__struct_fields__}
+    return Totals(**{**sums, "newest_row": max((one.newest_row for one in robots), default=0)})
 
 
 def robot_totals(connection: sa.Connection) -> dict[str, Totals]:
@@ -223,8 +195,8 @@ def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[S
         yield rows
 
 
-def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """The values in lists that are short enough for an IN list."""
+def chunks(values: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
+    """The values in lists that are, by default, short enough for an IN list."""
     rest = iter(values)
-    while some := list(itertools.islice(rest, CHUNK)):
+    while some := list(itertools.islice(rest, size)):
         yield some

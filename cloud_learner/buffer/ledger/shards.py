@@ -12,9 +12,9 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.commit import require_spec
-from cloud_learner.buffer.ledger.notes import read_meta, write_meta
+from cloud_learner.buffer.ledger.notes import read_meta, spec, write_meta
 from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
+from cloud_learner.buffer.ledger.tables import columns_of, rows_of
 from wire.errors import StorageError
 
 _s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
@@ -46,7 +46,7 @@ def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) ->
 
     Raises `InvalidDataError` if the spec is unknown.
     """
-    require_spec(connection, spec_hash)
+    spec(connection, spec_hash)
     # not the largest there is: what a forgotten shard left in somebody's cache must not be taken for the new one
     number = _next(connection, f"shards {spec_hash}") - 1
     values = {"spec_hash": spec_hash, "number": number, "state": "writing", "created_ns": created_ns}
@@ -79,12 +79,12 @@ def shards(
     connection: sa.Connection, spec_hash: str | None = None, below_bytes: int | None = None
 ) -> tuple[ShardRow, ...]:
     """All shards, in any state, by spec and number; of one spec, or only those with fewer live bytes."""
-    query = sa.select(*(_shards[name] for name in ShardRow.__struct_fields__))
+    query = columns_of(ShardRow, _shards)
     if spec_hash is not None:
         query = query.where(_shards.spec_hash == spec_hash)
     if below_bytes is not None:
         query = query.where(_shards.live_bytes < below_bytes)
-    return tuple(ShardRow(*row) for row in connection.execute(query.order_by(_shards.spec_hash, _shards.number)))
+    return rows_of(connection, ShardRow, query.order_by(_shards.spec_hash, _shards.number))
 
 
 def _count_live(connection: sa.Connection, rows: Sequence[int], sign: int) -> None:

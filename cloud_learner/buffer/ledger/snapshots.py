@@ -13,7 +13,7 @@ from cloud_learner.buffer.ledger.rows import SnapshotRow
 from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import InvalidDataError, suggest
 
-_n, _s, _e = tables.snapshots.c, tables.segments.c, tables.episodes.c
+_n, _s, _e, _t = tables.snapshots.c, tables.segments.c, tables.episodes.c, tables.tallies.c
 
 
 def take_snapshot(connection: sa.Connection, name: str) -> SnapshotRow:
@@ -24,12 +24,16 @@ def take_snapshot(connection: sa.Connection, name: str) -> SnapshotRow:
     checked_name(name, "snapshot")
     if name in _names(connection):
         raise InvalidDataError(f"there is a snapshot '{name}' already, and it stays what it is: choose another name.")
-    found = sa.select(sa.func.max(_s.row), sa.func.count(), sa.func.sum(_s.steps)).where(~_s.damaged)
-    row, segments, steps = connection.execute(found).one()
-    if not segments:
+    # all but the damaged ones, without looking at each: whoever commits segments waits meanwhile
+    every = sa.select(sa.func.max(_t.newest_row), sa.func.sum(_t.segments), sa.func.sum(_t.steps))
+    damaged = sa.select(sa.func.count(), sa.func.sum(_s.steps)).join_from(tables.segments, tables.episodes)
+    row, segments, steps = connection.execute(every).one()
+    bad, bad_steps = connection.execute(damaged.where(sa.text("damaged"), _e.pruned_ns == 0)).one()
+    if not segments or segments == bad:
         raise InvalidDataError(f"snapshot '{name}' would be empty: nothing is stored yet.")
     # PostgreSQL adds bigints up to a decimal
-    values = {"name": name, "row": row, "segments": segments, "steps": int(steps), "wall_ns": time.time_ns()}
+    segments, steps = int(segments) - bad, int(steps) - int(bad_steps or 0)
+    values = {"name": name, "row": row, "segments": segments, "steps": steps, "wall_ns": time.time_ns()}
     connection.execute(sa.insert(tables.snapshots).values(**values))
     return SnapshotRow(**values, there=segments)
 

@@ -5,12 +5,16 @@ Times ending in `_ns` are nanoseconds of the gateway's clock unless the column s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 FORMAT = 5
 """Grows when a table changes its meaning; a ledger of another format is refused."""
+
+K = TypeVar("K", bound=msgspec.Struct)
 
 metadata = sa.MetaData()
 # SQLite only counts a plain INTEGER primary key; its integers have 64 bits all the same
@@ -328,3 +332,29 @@ leases = sa.Table(
     _text("lease"),
     _count("wall_ns"),
 )
+
+
+def columns_of(kind: type[msgspec.Struct], columns: Any) -> sa.Select[Any]:
+    """A query of all fields of `kind`, which are names of `columns`."""
+    return sa.select(*(columns[name] for name in kind.__struct_fields__))
+
+
+def rows_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> tuple[K, ...]:
+    """What a query of `columns_of` finds."""
+    return tuple(kind(*row) for row in connection.execute(query))
+
+
+def row_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> K | None:
+    """The first one that a query of `columns_of` finds, if it finds any."""
+    return next(iter(rows_of(connection, kind, query)), None)
+
+
+def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
+    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def insert_new(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
+    """Enter a row; False if there was one of its keys, which stays as it is."""
+    row = insert_into(connection, table).values(**values).on_conflict_do_nothing()
+    return connection.execute(row.returning(*table.primary_key)).first() is not None

@@ -3,7 +3,7 @@
 | column | type | what |
 |---|---|---|
 | `observation.state` | float32[ds] | as recorded |
-| `action` | float32[da] | executed, after limits; see `rows.thin` for fewer rows than ticks |
+| `action` | float32[da] | executed, after limits; see `resampling` for fewer rows than ticks |
 | `observation.images.<camera>` | video or image | the newest frame that the step saw |
 | `next.reward`, `next.done`, `next.truncated`, `next.success` | float32, bool | what the action brought |
 | `actor` | int64 | index into `wire.messages.gateway.ACTORS`: policy, human, script, hold |
@@ -11,8 +11,8 @@
 | `time_s`, `frame_time_s` | float64 | real times of the row and of its frames, from the first row on |
 | `task` | text | the instruction |
 
-`meta/vla_fleet.json` keeps the robot spec of the rows, `meta/vla_fleet_episodes.jsonl` which stored episode each came
-from; LeRobot passes over both, the import reads them back.
+`meta/vla_fleet.json` keeps the robot spec of the rows and which stored episode each came from; LeRobot passes over it,
+the import reads it back.
 """
 
 from __future__ import annotations
@@ -28,31 +28,36 @@ from typing import Any
 import cv2
 import msgspec
 import numpy as np
+import simplejpeg
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow
-from cloud_learner.buffer.lerobot.rows import (
-    Rows,
-    Track,
-    choose_rate,
-    image_keys,
-    pieces_of,
-    row_spec,
-    thin,
-    track_of,
-)
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
+from cloud_learner.buffer.lerobot.rows import Frames, choose_rate, image_keys, pieces_of, row_spec, steps_of
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
-from cloud_learner.buffer.lerobot.video import LEAST_SIDE, MOST_HZ, VideoEncoder
+from cloud_learner.buffer.lerobot.source import ABOUT, About, EpisodeNote
+from cloud_learner.buffer.lerobot.video import never_real_time, of_lerobot
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import ConfigError, CorruptDataError, StorageError, storage_errors
-from wire.messages.gateway import ACTORS, Segment
+from wire.messages.gateway import ACTORS
 from wire.types import RobotSpec
 
-LEAST_ROWS = 2
-"""A piece of fewer rows is left out: LeRobot takes no statistics of it."""
-_VIDEO_FILE_ROWS = 4000
-"""LeRobot copies a whole video file for every episode it adds to it, so short files keep a long export linear."""
-_SEGMENTS_AT_ONCE = 64
+LEAST_SIDE = 64
+"""pixels; SVT-AV1 ends the whole process when it is given a picture much smaller than this"""
+MOST_HZ = 240
+"""frames a second that SVT-AV1 takes"""
+_VIDEO_FILE_MB = 16
+"""LeRobot copies a whole video file for every episode it adds to it, so small files keep a long export linear."""
+_NUMBERS = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.truncated": "bool",
+    "next.success": "bool",
+    "actor": "int64",
+    "policy_version": "int64",
+    "time_s": "float64",
+}
+"""one a row"""
 _NOT_HERE = "forgotten, or still in the journal of a gateway on another machine"
 
 
@@ -84,7 +89,8 @@ def export(
 
     instructions: by task name; a task that is not in it is called by its name
     fps: 'control' (every tick), 'camera' (the fastest camera's rate) or a number that divides the control rate
-    video: False keeps every frame as a lossless image; None takes video (AV1) where the cameras are large enough
+    video: False keeps every frame as the JPEG image it was stored as; None takes video (AV1) where the cameras are
+        large enough
     progress: called after every episode
 
     `out` appears when it is whole: it is written beside under a name that ends in `.part`. Memory holds one episode.
@@ -100,151 +106,158 @@ def export(
             raise ConfigError(f"{path} exists already: name a new directory for the dataset, or remove that one.")
     episodes = select(ledger, spec, selection)
     until_row = selection.until_row or 2**63 - 1
-    lerobot = _lerobot()
+    lerobot = of_lerobot("lerobot.datasets.lerobot_dataset")
     video = _choose_video(spec, rate, video)
-    features = _features(spec, video)
     try:
-        with storage_errors("LeRobot dataset", out), _quiet(), _full_disk_is_said(part):
-            dataset = lerobot.create(
+        with storage_errors("LeRobot dataset", out), _quiet():
+            dataset = lerobot.LeRobotDataset.create(
                 f"local/{out.name}",
                 rate,
-                features,
+                _features(spec, video),
                 root=part,
                 robot_type=spec.embodiment,
                 use_videos=video,
                 video_backend="pyav",
-                image_writer_threads=0 if video else 4,
             )
-            if video:
-                dataset._streaming_encoder = VideoEncoder(rate)
-            dataset.meta.update_chunk_settings(video_files_size_in_mb=_video_file_mb(spec))
-            with _closed(dataset):
-                writer = _Writer(dataset, spec, stride, dict(instructions or {}), frozenset(selection.actors))
+            dataset.meta.update_chunk_settings(video_files_size_in_mb=_VIDEO_FILE_MB)
+            writer = _Writer(dataset, spec, rate, instructions or {}, frozenset(selection.actors))
+            with _finalized(dataset):
                 for number, episode in enumerate(episodes, 1):
                     rows = [row.row for row in ledger.segments_of(episode.id) if row.row <= until_row]
                     writer.add(episode, store, rows)
                     if progress is not None:
                         progress(TransferProgress(number, len(episodes), writer.rows))
-                if not writer.episodes:
+                if not writer.notes:
                     reasons = "; ".join(f"{one.episode}: {one.reason}" for one in writer.left_out[:3])
                     raise ConfigError(f"no step of the {len(episodes)} selected episodes can be exported ({reasons}).")
-            about = {
-                "format": 1,
-                "spec": row_spec(spec, rate, stride),
-                "stored_spec_hash": spec.hash,
-                "ticks_per_row": stride,
-                "actors": ACTORS,
-                "cameras": image_keys(spec),
-            }
-            (part / "meta" / "vla_fleet.json").write_bytes(msgspec.json.format(msgspec.json.encode(about)))
-            # lerobot empties it after every episode
-            shutil.rmtree(part / "images", ignore_errors=True)
+            writer.correct_deviations()
+            about = About(
+                spec=row_spec(spec, rate, stride),
+                stored_spec_hash=spec.hash,
+                ticks_per_row=stride,
+                actors=ACTORS,
+                cameras=image_keys(spec),
+                episodes=tuple(writer.notes),
+            )
+            (part / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)))
             part.rename(out)
     finally:
         # nothing is there any more when it was done
         shutil.rmtree(part, ignore_errors=True)
-    return Exported(out, writer.episodes, writer.rows, rate, video, tuple(writer.left_out))
-
-
-@contextlib.contextmanager
-def _full_disk_is_said(directory: Path) -> Iterator[None]:
-    """lerobot's threads only log that a picture could not be written; what fails later does not name the reason."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None and directory.is_dir():
-            # Where there is no room this says so itself.
-            (directory / "room").write_bytes(bytes(2**20))
-        raise
+    return Exported(out, len(writer.notes), writer.rows, rate, video, tuple(writer.left_out))
 
 
 class _Writer:
     """Puts stored episodes into an open LeRobotDataset, one after the other."""
 
     def __init__(
-        self, dataset: Any, spec: RobotSpec, stride: int, instructions: dict[str, str], actors: frozenset[str]
+        self, dataset: Any, spec: RobotSpec, rate: int, instructions: Mapping[str, str], actors: frozenset[str]
     ) -> None:
-        self.episodes = self.rows = 0
+        self.rows = 0
+        self.notes: list[EpisodeNote] = []
+        """of the episodes that were written"""
         self.left_out: list[LeftOut] = []
-        self._dataset, self._spec, self._stride = dataset, spec, stride
+        self._dataset, self._spec, self._rate = dataset, spec, rate
         self._instructions, self._actors = instructions, actors
         self._keys = list(image_keys(spec).values())
+        self._moments: dict[str, list[np.ndarray]] = {key: [] for key in self._keys}
 
     def add(self, episode: EpisodeRow, store: SegmentStore, rows: Sequence[int]) -> None:
-        segments: list[Segment] = []
-        for at in range(0, len(rows), _SEGMENTS_AT_ONCE):
-            found = store.read(rows[at : at + _SEGMENTS_AT_ONCE])
-            segments += [found.segments[row] for row in rows[at : at + _SEGMENTS_AT_ONCE] if row in found.segments]
-            missing = [row for row in rows[at : at + _SEGMENTS_AT_ONCE] if row not in found.segments]
-            self._leave_out(episode, *(f"row {row}: {found.damaged.get(row, _NOT_HERE)}" for row in missing))
-        if not segments:
+        found = store.read(rows)
+        missing = [row for row in rows if row not in found.segments]
+        self._leave_out(episode, *(f"row {row}: {found.damaged.get(row, _NOT_HERE)}" for row in missing))
+        if len(missing) == len(rows):
             return self._leave_out(episode, "nothing of it is stored any more")
-        track = track_of(segments, self._spec)
-        before = self.episodes
-        for piece in pieces_of(track, self._actors):
-            rows_there = thin(track, piece, self._spec, self._stride)
-            if len(rows_there.first) < LEAST_ROWS:
-                self._leave_out(episode, f"ticks from {track.tick[piece.start]} make less than {LEAST_ROWS} rows")
-            else:
-                self._save(episode, track, piece, rows_there)
-        if self.episodes == before:
+        steps, frames = steps_of([found.segments[row] for row in rows if row in found.segments], self._spec)
+        pieces = pieces_of(steps, frames, self._actors)
+        for piece in pieces:
+            self._save(episode, piece, frames)
+        if not pieces:
             self._leave_out(episode, "no step of it is left to write")
         return None
 
     def _leave_out(self, episode: EpisodeRow, *reasons: str) -> None:
         self.left_out += [LeftOut(episode.id, reason) for reason in reasons]
 
-    def _save(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
-        instruction = self._instructions.get(episode.task, episode.task)
-        success = rows.done & (episode.outcome == "success")
-        images = [self._images(episode, track, rows, camera) for camera in range(len(self._keys))]
-        for at, step in enumerate(rows.first.tolist()):
-            frame: dict[str, Any] = dict(zip(self._keys, (next(camera) for camera in images), strict=True))
-            if self._spec.state:
-                frame["observation.state"] = track.state[step]
-            if images:
-                frame["frame_time_s"] = rows.frame_time_s[at]
-            one = slice(at, at + 1)
-            frame |= {
-                "action": rows.action[at],
-                "next.reward": rows.reward[one],
-                "next.done": rows.done[one],
-                "next.truncated": rows.truncated[one],
-                "next.success": success[one],
-                "actor": rows.actor[one],
-                "policy_version": rows.version[one],
-                "time_s": rows.time_s[one],
-                "task": instruction,
-            }
-            self._dataset.add_frame(frame)
+    def _save(self, episode: EpisodeRow, steps: Steps, frames: Frames) -> None:
+        first_ns = int(steps.times_ns[0])
+        rows = resampled(steps, self._spec.control_hz, self._rate, self._spec.action)
+        data = self._dataset.create_episode_buffer() | {
+            "size": len(rows),
+            "task": [self._instructions.get(episode.task, episode.task)] * len(rows),
+            "frame_index": np.arange(len(rows)),
+            "timestamp": np.arange(len(rows)) / self._rate,
+            "action": rows.action,
+            "next.reward": rows.reward,
+            "next.done": rows.done,
+            "next.truncated": rows.truncated,
+            "next.success": rows.done & (episode.outcome == "success"),
+            "actor": rows.actor.astype(np.int64),
+            "policy_version": rows.version.astype(np.int64),
+            "time_s": (rows.times_ns - first_ns) / 1e9,
+        }
+        if self._spec.state:
+            data["observation.state"] = rows.state
+        if self._keys:
+            data["frame_time_s"] = (rows.frame_times_ns - first_ns) / 1e9
+        for camera, key in enumerate(self._keys):
+            data[key] = self._write_pictures(episode, frames[camera], rows.frame_times_ns[:, camera], camera)
         try:
-            self._dataset.save_episode(parallel_encoding=False)
+            with never_real_time():
+                self._dataset.save_episode(data, parallel_encoding=False)
         except (RuntimeError, ValueError) as error:
             raise StorageError(
                 f"lerobot could not write episode {episode.id} to {self._dataset.root}: {error}"
             ) from error
-        self._check_videos(episode, len(rows.first))
-        self._note(episode, track, piece, rows)
-        self.episodes += 1
-        self.rows += len(rows.first)
+        shutil.rmtree(self._dataset.root / "images", ignore_errors=True)
+        self._check_videos(episode, len(rows))
+        self.notes.append(
+            EpisodeNote(
+                episode=episode.id,
+                robot=episode.robot,
+                task=episode.task,
+                source=episode.source,
+                seed=episode.seed,
+                outcome=episode.outcome if rows.done[-1] else "",
+                first_tick=int(steps.row[0]),
+                ticks=len(steps),
+                first_ns=first_ns,
+            )
+        )
+        self.rows += len(rows)
 
-    def _images(self, episode: EpisodeRow, track: Track, rows: Rows, camera: int) -> Iterator[np.ndarray]:
-        """uint8[h, w, 3] RGB for each row; a frame that several rows saw is decoded once."""
-        shape = (self._spec.cameras[camera].height, self._spec.cameras[camera].width, 3)
-        image: np.ndarray = np.zeros(shape, np.uint8)
-        before_ns = None
-        for time_ns in track.frame_times_ns[rows.first, camera].tolist():
-            if time_ns != before_ns:
-                before_ns = time_ns
-                jpeg = np.frombuffer(track.frames[camera][time_ns], np.uint8)
-                decoded = cv2.imdecode(jpeg, cv2.IMREAD_COLOR)
-                if decoded is None or decoded.shape != shape:
-                    raise CorruptDataError(
-                        f"episode {episode.id}: a stored frame of camera '{self._spec.cameras[camera].name}' cannot be "
-                        f"decoded to {shape}. Run `vla-fleet buffer verify --repair`, or leave the episode out."
-                    )
-                image = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
-            yield image
+    def _write_pictures(
+        self, episode: EpisodeRow, frames: Mapping[int, bytes], times_ns: np.ndarray, camera: int
+    ) -> list[str]:
+        """The frame of each row, int64[R], where lerobot looks for it: it encodes and reads by content, not by name."""
+        image_path = of_lerobot("lerobot.datasets.utils").DEFAULT_IMAGE_PATH
+        paths: list[str] = []
+        moments: dict[int, np.ndarray] = {}
+        for number, time_ns in enumerate(times_ns.tolist()):
+            name = image_path.format(image_key=self._keys[camera], episode_index=len(self.notes), frame_index=number)
+            path = self._dataset.root / name
+            if time_ns not in moments:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                moments[time_ns] = self._moments_of(episode, frames[time_ns], camera)
+            path.write_bytes(frames[time_ns])
+            paths.append(str(path))
+        self._moments[self._keys[camera]].append(np.mean([moments[time_ns] for time_ns in times_ns.tolist()], 0))
+        return paths
+
+    def _moments_of(self, episode: EpisodeRow, jpeg: bytes, camera: int) -> np.ndarray:
+        """float64[2, 3]: mean and mean square of each colour of an image, on the scale 0 to 1."""
+        spec = self._spec.cameras[camera]
+        try:
+            image = simplejpeg.decode_jpeg(jpeg, "RGB", strict=True)
+        except ValueError:
+            image = np.zeros(())
+        if image.shape != (spec.height, spec.width, 3):
+            raise CorruptDataError(
+                f"episode {episode.id}: a stored frame of camera '{spec.name}' cannot be decoded to {spec.height} x "
+                f"{spec.width} pixels. Run `vla-fleet buffer verify --repair`, or leave the episode out."
+            )
+        mean, deviation = (found.ravel() / 255 for found in cv2.meanStdDev(image))
+        return np.stack([mean, deviation**2 + mean**2])
 
     def _check_videos(self, episode: EpisodeRow, rows: int) -> None:
         saved = self._dataset.meta.latest_episode
@@ -257,21 +270,29 @@ class _Writer:
                     "Write images instead of video."
                 )
 
-    def _note(self, episode: EpisodeRow, track: Track, piece: slice, rows: Rows) -> None:
-        line = {
-            "index": self.episodes,
-            "episode": episode.id,
-            "robot": episode.robot,
-            "task": episode.task,
-            "source": episode.source,
-            "seed": episode.seed,
-            "outcome": episode.outcome if rows.done[-1] else "",
-            "first_tick": int(track.tick[piece.start]),
-            "ticks": piece.stop - piece.start,
-            "first_ns": int(track.times_ns[piece.start]),
-        }
-        with open(self._dataset.root / "meta" / "vla_fleet_episodes.jsonl", "ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+    def correct_deviations(self) -> None:
+        """Of the pictures, in the finished dataset: lerobot 0.4.4 squares their bytes as bytes (its issue 3682)."""
+        if not self._keys:
+            return
+        parquet, meta = of_lerobot("pyarrow.parquet"), self._dataset.meta
+        total = {key: np.zeros((2, 3)) for key in self._keys}
+        for path in sorted(meta.root.glob("meta/episodes/*/*.parquet")):
+            table = parquet.read_table(path)
+            episodes, lengths = table["episode_index"].to_numpy(), table["length"].to_numpy()
+            for key in self._keys:
+                moments = np.stack(self._moments[key])[episodes]
+                total[key] += np.tensordot(lengths, moments, 1)
+                at = table.schema.get_field_index(f"stats/{key}/std")
+                table = table.set_column(at, table.schema.field(at), [_deviation(moments).tolist()])
+            parquet.write_table(table, path)
+        for key in self._keys:
+            meta.stats[key]["std"] = _deviation(total[key] / self.rows)
+        of_lerobot("lerobot.datasets.utils").write_stats(meta.stats, meta.root)
+
+
+def _deviation(moments: np.ndarray) -> np.ndarray:
+    """float64[..., 3, 1, 1] of mean and mean square float64[..., 2, 3]."""
+    return np.sqrt(np.maximum(moments[..., 1, :] - moments[..., 0, :] ** 2, 0))[..., None, None]
 
 
 def _features(spec: RobotSpec, video: bool) -> dict[str, dict[str, Any]]:
@@ -284,21 +305,10 @@ def _features(spec: RobotSpec, video: bool) -> dict[str, dict[str, Any]]:
             "shape": (camera.height, camera.width, 3),
             "names": ["height", "width", "channels"],
         }
-    found["next.reward"] = _vector("float32", ["reward"])
-    for name in ("done", "truncated", "success"):
-        found[f"next.{name}"] = _vector("bool", [name])
-    for name in ("actor", "policy_version"):
-        found[name] = _vector("int64", [name])
-    found["time_s"] = _vector("float64", ["time_s"])
+    found |= {name: _vector(dtype, [name]) for name, dtype in _NUMBERS.items()}
     if spec.cameras:
         found["frame_time_s"] = _vector("float64", [camera.name for camera in spec.cameras])
     return found
-
-
-def _video_file_mb(spec: RobotSpec) -> int:
-    """What about `_VIDEO_FILE_ROWS` frames of the largest camera take: some 0.03 bytes a pixel were measured."""
-    pixels = max((camera.height * camera.width for camera in spec.cameras), default=0)
-    return max(1, round(0.03 * pixels * _VIDEO_FILE_ROWS / 1e6))
 
 
 def _vector(dtype: str, names: list[str]) -> dict[str, Any]:
@@ -320,44 +330,24 @@ def _choose_video(spec: RobotSpec, fps: int, wanted: bool | None) -> bool:
     return not problems
 
 
-def _lerobot() -> Any:
-    try:
-        from lerobot.datasets.lerobot_dataset import LeRobotDataset
-    except ImportError as error:
-        raise ConfigError(f"LeRobot is not installed here ({error}): pip install 'vla-fleet[lerobot]'") from error
-    return LeRobotDataset
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress bars, codec banners and type warnings of the libraries below."""
-    import av
-    from lerobot.utils.utils import SuppressProgressBars
-
+    av = of_lerobot("av")
     os.environ.setdefault("SVT_LOG", "0")
     av.logging.set_libav_level(av.logging.ERROR)
-    with SuppressProgressBars(), warnings.catch_warnings():
+    with of_lerobot("lerobot.utils.utils").SuppressProgressBars(), warnings.catch_warnings():
         for message in ("Converting input from bool", "Conversion of an array with ndim > 0"):
             warnings.filterwarnings("ignore", message=message)
         yield
 
 
 @contextlib.contextmanager
-def _closed(dataset: Any) -> Iterator[None]:
-    """Finalize the dataset in the end; after an error only give its files and threads back."""
+def _finalized(dataset: Any) -> Iterator[None]:
     try:
-        yield
-        dataset.finalize()
+        with of_lerobot("lerobot.datasets.video_utils").VideoEncodingManager(dataset):
+            yield
     except BaseException:
         # what is left in here would be written, and its directory made again, when the object goes
         dataset.meta.metadata_buffer.clear()
-        for holder in (dataset, dataset.meta):
-            # on a full disk closing fails as well; the first error counts
-            with contextlib.suppress(OSError):
-                holder._close_writer()
-            holder.writer = None
-        if dataset._streaming_encoder is not None:
-            dataset._streaming_encoder.close()
         raise
-    finally:
-        dataset.stop_image_writer()

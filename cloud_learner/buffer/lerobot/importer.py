@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -22,11 +22,11 @@ import numpy as np
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.mapping import ACTION_KEY, STATE_KEY, DatasetMapping, Mapped, map_dataset
-from cloud_learner.buffer.lerobot.resampling import TickGrid
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
 from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
 from cloud_learner.buffer.store.store import SegmentStore
-from wire.errors import CorruptDataError, FleetError, InvalidDataError
+from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment
 from wire.types import CameraSpec, Episode, RobotSpec
 
@@ -35,6 +35,18 @@ SEGMENT_STEPS = 128
 SEGMENT_BYTES = 8 * 1024 * 1024
 """A segment is closed at whichever of the two it reaches first."""
 _HUMAN = ACTORS.index("human")
+_COLUMNS = (
+    STATE_KEY,
+    ACTION_KEY,
+    "timestamp",
+    "task_index",
+    "next.reward",
+    "next.done",
+    "next.truncated",
+    "next.success",
+)
+_OWN_COLUMNS = ("actor", "time_s", "frame_time_s")
+"""of our own exports"""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -68,25 +80,24 @@ def import_dataset(
     Raises `CorruptDataError` or `InvalidDataError` naming the episode and the file, as `map_dataset` does, and what
     writing may raise.
     """
-    source = DatasetSource.open(root)
-    mapped = map_dataset(source, mapping or DatasetMapping())
-    ledger.see_robot(mapped.robot, mapped.spec, "lerobot", time.monotonic_ns())
+    source, mapping = DatasetSource.open(root), mapping or DatasetMapping()
+    mapped = map_dataset(source, mapping)
+    ledger.see_robot(mapping.robot, mapped.spec, "lerobot", time.monotonic_ns())
     twins: Counter[str] = Counter()
     left_out: list[LeftOut] = []
     episodes = known = steps = 0
     for number, entry in enumerate(source.episodes, 1):
         try:
-            for part in _parts(source, mapped, entry):
-                episode_id = _name(part, mapped, twins)
-                row = ledger.episode(episode_id)
+            for episode, outcome, part in _parts(source, mapping, mapped, entry, twins):
+                row = ledger.episode(episode.id)
                 if row is not None and row.outcome:
                     known += 1
                     continue
                 before = CommittedHistory()
-                for segment in _segments(source, mapped, entry, part, episode_id):
-                    _check(segment, mapped, before, f"episode {entry.index} of {source.root}")
+                for segment in _segments(source, mapped, entry, episode, outcome, part):
+                    _check(segment, mapped.spec, before, f"episode {entry.index} of {source.root}")
                     now_ns = time.monotonic_ns()
-                    store.append(segment, now_ns, now_ns)
+                    store.append_all([(segment, now_ns)], now_ns)
                     before.add(segment)
                     steps += segment.steps
                 episodes += 1
@@ -96,130 +107,79 @@ def import_dataset(
             left_out.append(LeftOut(f"episode {entry.index}", str(error)))
         if progress is not None:
             progress(TransferProgress(number, len(source.episodes), steps))
-    return Imported(mapped.robot, mapped.spec, episodes, known, steps, tuple(left_out))
+    return Imported(mapping.robot, mapped.spec, episodes, known, steps, tuple(left_out))
 
 
-class _EpisodePart(msgspec.Struct, frozen=True, eq=False):
-    """The R rows of an episode that belong to one task, the whole of it nearly always, as T steps: R, or resampled."""
-
-    first: int
-    task: str
-    outcome: str
-    seed: int
-    timestamp: np.ndarray
-    """float64[R]: as the videos count"""
-    times_ns: np.ndarray
-    """int64[T]"""
-    state: np.ndarray
-    """float32[T, ds]"""
-    action: np.ndarray
-    """float32[T, da]"""
-    reward: np.ndarray
-    """float32[T]"""
-    actor: np.ndarray
-    """uint8[T]"""
-    terminated: np.ndarray
-    """bool[T]"""
-    truncated: np.ndarray
-    """bool[T]"""
-    shown: np.ndarray
-    """int64[T]: row whose frames each step sees"""
-    row_times_ns: np.ndarray
-    """int64[R]"""
-    frame_times_ns: np.ndarray | None
-    """int64[R, C]: when each frame was taken, in the order of the spec's cameras; None when nobody knows"""
-
-
-def _parts(source: DatasetSource, mapped: Mapped, entry: SourceEpisode) -> Iterator[_EpisodePart]:
-    """Read the numbers of an episode; one part for each run of rows with the same task."""
-    ours = source.about is not None
-    extra = ("next.reward", "next.done", "next.truncated", "next.success")
-    own = ("actor", "time_s", "frame_time_s") if ours else ()
-    columns = source.columns(entry, (STATE_KEY, ACTION_KEY, "timestamp", "task_index", *extra, *own))
-    rows = entry.rows
+def _parts(
+    source: DatasetSource, mapping: DatasetMapping, mapped: Mapped, entry: SourceEpisode, twins: Counter[str]
+) -> Iterator[tuple[Episode, str, Steps]]:
+    """An episode and its outcome for each run of rows with the same task: all rows of `entry` nearly always."""
+    about, spec, rows = source.about, mapped.spec, entry.rows
+    columns = source.columns(entry, _COLUMNS + (_OWN_COLUMNS if about is not None else ()))
     if not rows:
         return
-    flat = {name: column.reshape(rows, -1)[:, 0] for name, column in columns.items()}
-    note = source.notes.get(entry.index)
-    start = note.first_ns if note is not None else 0
-    if ours and "time_s" in flat:
-        times = start + np.rint(flat["time_s"] * 1e9).astype(np.int64)
-    else:
-        times = start + np.rint(np.arange(rows) * (1e9 / source.fps)).astype(np.int64)
-    frame_times = None
-    if ours and "frame_time_s" in columns:
-        frame_times = start + np.rint(columns["frame_time_s"].reshape(rows, -1) * 1e9).astype(np.int64)
-        frame_times = frame_times[:, mapped.frame_columns]
-    actor: np.ndarray = np.full(rows, _HUMAN, np.uint8)
-    if ours and "actor" in flat:
-        actor = flat["actor"].astype(np.uint8)
-    task_index = flat["task_index"].astype(np.int64) if "task_index" in flat else np.zeros(rows, np.int64)
-    reward = flat["next.reward"].astype(np.float32) if "next.reward" in flat else np.zeros(rows, np.float32)
-    for first, end in itertools.pairwise([0, *(np.flatnonzero(np.diff(task_index)) + 1).tolist(), rows]):
-        here = slice(first, end)
-        outcome, terminated, truncated = _ending(flat, here, note.outcome if note else "")
+    note = about.episodes[entry.index] if about is not None and entry.index < len(about.episodes) else None
+    task_index = columns.get("task_index", np.zeros((rows, 1), np.int64))[:, 0]
+    edges = [0, *(np.flatnonzero(np.diff(task_index)) + 1).tolist(), rows]
+    steps = _steps(source, mapped, columns, np.isin(np.arange(1, rows + 1), edges), note.first_ns if note else 0)
+    for first, end in itertools.pairwise(edges):
+        part, whole = steps.at(slice(first, end)), end - first == rows
         instruction = source.tasks.get(int(task_index[first]), "")
-        part = _EpisodePart(
-            first=first,
-            task=mapped.task(instruction, note.task if note else "", entry.index),
-            outcome=outcome,
-            seed=note.seed if note else 0,
-            timestamp=flat["timestamp"][here].astype(np.float64),
-            times_ns=times[here],
-            state=mapped.state(columns[STATE_KEY].reshape(rows, -1)[here]),
-            action=mapped.action(columns[ACTION_KEY].reshape(rows, -1)[here]),
-            reward=reward[here],
-            actor=actor[here],
-            terminated=terminated,
-            truncated=truncated,
-            shown=np.arange(end - first),
-            row_times_ns=times[here],
-            frame_times_ns=None if frame_times is None else frame_times[here],
-        )
-        yield part if mapped.at_its_rate else _resampled(part, mapped.spec, source.fps)
+        task = mapping.tasks.get(instruction) or (note.task if note else "") or instruction
+        if not 1 <= len(task) <= 200:
+            raise ConfigError(
+                f"episode {entry.index}: a task name has 1 to 200 characters, the instruction {instruction[:60]!r} has "
+                f"{len(instruction)}: say what the task is called (DatasetMapping.tasks)."
+            )
+        outcome = "success"
+        if whole and note is not None and note.outcome:
+            outcome = note.outcome
+        elif whole and part.done[-1] and "next.success" in columns and not columns["next.success"].any():
+            outcome = "failure"
+        if "next.done" not in columns and outcome != "success":
+            part = msgspec.structs.replace(part, truncated=part.done)
+        part = resampled(part, source.fps, spec.control_hz, spec.action)
+        seed = note.seed if note else 0
+        name = _name((spec.hash, mapping.robot, task, outcome, seed, mapped.cameras), part, twins)
+        started_ns = int(part.times_ns[0])
+        yield Episode(name, mapping.robot, spec.hash, task, seed, "demonstration", started_ns), outcome, part
 
 
-def _resampled(part: _EpisodePart, spec: RobotSpec, fps: float) -> _EpisodePart:
-    grid = TickGrid(len(part.times_ns), fps, spec.control_hz)
-    return msgspec.structs.replace(
-        part,
-        times_ns=grid.times(part.times_ns),
-        state=grid.states(part.state),
-        action=grid.actions(part.action, spec.action),
-        reward=grid.sums(part.reward).astype(np.float32),
-        actor=part.actor[grid.last],
-        terminated=grid.sums(part.terminated) > 0,
-        truncated=grid.sums(part.truncated) > 0,
-        shown=grid.shown,
+def _steps(
+    source: DatasetSource, mapped: Mapped, columns: dict[str, np.ndarray], last: np.ndarray, start_ns: int
+) -> Steps:
+    """The rows of an episode that began at `start_ns`; `last`: bool[R], where a task ends."""
+    rows = len(last)
+
+    def one(name: str, otherwise: np.ndarray) -> np.ndarray:
+        return columns[name][:, 0] if name in columns else otherwise
+
+    def times(seconds: np.ndarray) -> np.ndarray:
+        return start_ns + np.rint(seconds * 1e9).astype(np.int64)
+
+    times_ns = times(one("time_s", np.arange(rows) / source.fps))
+    frame_times_ns = np.repeat(times_ns[:, None], len(mapped.cameras), 1)
+    if source.about is not None and "frame_time_s" in columns:
+        keys = list(source.about.cameras.values())
+        frame_times_ns = times(columns["frame_time_s"][:, [keys.index(key) for key in mapped.cameras.values()]])
+    return Steps(
+        times_ns=times_ns,
+        state=mapped.state(columns[STATE_KEY]),
+        action=mapped.action(columns[ACTION_KEY]),
+        reward=one("next.reward", np.zeros(rows)).astype(np.float32),
+        actor=one("actor", np.full(rows, _HUMAN)).astype(np.uint8),
+        version=np.zeros(rows, np.int32),
+        done=one("next.done", last).astype(bool),
+        truncated=one("next.truncated", np.zeros(rows)).astype(bool),
+        frame_times_ns=frame_times_ns,
+        row=np.arange(rows),
     )
 
 
-def _ending(flat: dict[str, np.ndarray], here: slice, noted: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """(outcome, terminated bool[T], truncated bool[T]) of rows `here` of an episode, from what the dataset says.
-
-    noted: what our own export noted, or ''. Where nothing is said it is a success.
-    """
-    count = here.stop - here.start
-    whole = here.stop == len(flat["timestamp"])
-    done, success = flat.get("next.done"), flat.get("next.success")
-    if noted and whole:
-        outcome = noted
-    elif success is None or success[here].any() or not whole or (done is not None and not done[-1]):
-        outcome = "success"
-    else:
-        outcome = "failure"
-    cut_off = flat.get("next.truncated", np.zeros(len(flat["timestamp"]), bool))[here].astype(bool)
-    if done is not None:
-        return outcome, done[here].astype(bool) & ~cut_off, cut_off
-    terminated = np.arange(count) == count - 1
-    return outcome, terminated & (outcome == "success"), terminated & (outcome != "success")
-
-
-def _name(part: _EpisodePart, mapped: Mapped, twins: Counter[str]) -> str:
+def _name(facts: object, steps: Steps, twins: Counter[str]) -> str:
     """An id made of what the episode holds; a second episode with the same content gets a number."""
-    facts = (mapped.spec.hash, mapped.robot, part.task, part.outcome, part.seed, mapped.cameras)
     digest = hashlib.sha256(msgspec.json.encode(facts))
-    for array in (part.times_ns, part.state, part.action, part.reward, part.actor):
+    for array in (steps.times_ns, steps.state, steps.action, steps.reward, steps.actor):
         digest.update(np.ascontiguousarray(array).tobytes())
     name = f"lerobot-{digest.hexdigest()[:16]}"
     twins[name] += 1
@@ -227,121 +187,112 @@ def _name(part: _EpisodePart, mapped: Mapped, twins: Counter[str]) -> str:
 
 
 def _segments(
-    source: DatasetSource, mapped: Mapped, entry: SourceEpisode, part: _EpisodePart, name: str
+    source: DatasetSource, mapped: Mapped, entry: SourceEpisode, episode: Episode, outcome: str, steps: Steps
 ) -> Iterator[Segment]:
-    spec = mapped.spec
-    episode = Episode(name, mapped.robot, spec.hash, part.task, part.seed, "demonstration", int(part.times_ns[0]))
-    cameras = [
-        _Camera(
+    cameras = [camera.name for camera in mapped.spec.cameras]
+    known = source.about is not None and "frame_time_s" in source.features
+    streams = [
+        _frames(
             camera,
-            source.pictures(entry, mapped.cameras[camera.name], part.timestamp, part.first),
-            part.row_times_ns if part.frame_times_ns is None else part.frame_times_ns[:, number],
-            part.frame_times_ns is not None,
+            source.pictures(entry, mapped.cameras[camera.name], np.unique(steps.row)),
+            steps.row,
+            steps.frame_times_ns[:, number],
+            known,
             f"episode {entry.index} of {source.root}",
         )
-        for number, camera in enumerate(spec.cameras)
+        for number, camera in enumerate(mapped.spec.cameras)
     ]
-    total = len(part.times_ns)
-    index = start = 0
-    for row in range(total):
-        for camera in cameras:
-            camera.add(int(part.shown[row]))
-        size = sum(camera.size for camera in cameras)
-        if row + 1 - start < SEGMENT_STEPS and size < SEGMENT_BYTES and row + 1 < total:
+    total, index, start, size = len(steps), 0, 0, 0
+    seen: list[list[tuple[int, bytes]]] = [[] for _ in cameras]
+    for end in range(1, total + 1):
+        for frames, stream in zip(seen, streams, strict=True):
+            frames.append(next(stream))
+            size += len(frames[-1][1])
+        if end - start < SEGMENT_STEPS and size < SEGMENT_BYTES and end < total:
             continue
-        here = slice(start, row + 1)
-        count, last = row + 1 - start, row + 1 == total
-        taken = {camera.spec.name: camera.close() for camera in cameras}
+        here, count = steps.at(slice(start, end)), end - start
+        brought = [[frame for frame in frames if frame[1]] for frames in seen]
         yield Segment(
-            id=f"{name}/{index}",
+            id=f"{episode.id}/{index}",
             episode=episode,
             index=index,
             first_tick=start,
-            last=last,
-            outcome=part.outcome if last else "",
-            closed_ns=int(part.times_ns[row]),
-            times_ns=part.times_ns[here],
-            state=part.state[here],
-            proposed=part.action[here],
-            executed=part.action[here],
-            actor=part.actor[here],
+            last=end == total,
+            outcome=outcome if end == total else "",
+            closed_ns=int(here.times_ns[-1]),
+            times_ns=here.times_ns,
+            state=here.state,
+            proposed=here.action,
+            executed=here.action,
+            actor=here.actor,
             chunk_tick=np.full(count, -1, np.int32),
             delay_ticks=np.full(count, -1, np.int16),
-            version=np.zeros(count, np.int32),
-            reward=part.reward[here],
-            terminated=part.terminated[here],
-            truncated=part.truncated[here],
-            frame_times_ns={camera: seen for camera, (seen, _) in taken.items()},
-            frames={camera: frames for camera, (_, frames) in taken.items()},
+            version=here.version,
+            reward=here.reward,
+            terminated=here.done & ~here.truncated,
+            truncated=here.truncated,
+            frame_times_ns={camera: _times(frames) for camera, frames in zip(cameras, seen, strict=True)},
+            frames={
+                camera: CameraFrames(_times(frames), tuple(jpeg for _, jpeg in frames))
+                for camera, frames in zip(cameras, brought, strict=True)
+            },
         )
-        index, start = index + 1, row + 1
+        index, start, size = index + 1, end, 0
+        seen = [[] for _ in cameras]
 
 
-class _Camera:
-    """The frames of one camera on their way into segments; each is encoded once."""
-
-    def __init__(
-        self,
-        spec: CameraSpec,
-        pictures: Iterator[bytes | np.ndarray],
-        times_ns: np.ndarray,
-        known: bool,
-        what: str,
-    ) -> None:
-        """`pictures` of rows at `times_ns`, at which they were taken if that is `known`."""
-        self.spec, self.size = spec, 0
-        self._pictures, self._times_ns, self._known, self._what = pictures, times_ns, known, what
-        self._before: bytes | np.ndarray = b""
-        self._row, self._seen_ns = -1, 0
-        self._seen: list[int] = []
-        self._times: list[int] = []
-        self._encoded: list[bytes] = []
-
-    def add(self, row: int) -> None:
-        """Another step, which sees the frame of `row`: a new one, or the one that is there already."""
-        if row != self._row:
-            picture = next(itertools.islice(self._pictures, row - self._row - 1, None))
-            time_ns = int(self._times_ns[row])
-            if self._known:
-                same = time_ns == self._seen_ns
-            elif isinstance(picture, bytes):
-                same = picture == self._before
-            else:
-                same = picture is self._before or np.array_equal(picture, self._before)
-            if self._row < 0 or not same:
-                jpeg = self._jpeg(picture)
-                self._encoded.append(jpeg)
-                self._times.append(time_ns)
-                self._seen_ns, self._before = time_ns, picture
-                self.size += len(jpeg)
-            self._row = row
-        self._seen.append(self._seen_ns)
-
-    def close(self) -> tuple[np.ndarray, CameraFrames]:
-        """int64[T] times seen and the new frames since the last call."""
-        found = np.array(self._seen, np.int64), CameraFrames(np.array(self._times, np.int64), tuple(self._encoded))
-        self._seen, self._times, self._encoded, self.size = [], [], [], 0
-        return found
-
-    def _jpeg(self, picture: bytes | np.ndarray) -> bytes:
-        size = (self.spec.height, self.spec.width, 3)
-        if isinstance(picture, bytes):
-            if jpeg_size(picture) == size:
-                return picture
-            decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
-            if decoded is None:
-                raise CorruptDataError(f"{self._what}: an image of camera '{self.spec.name}' cannot be decoded.")
-            picture = decoded
-        if picture.shape != size:
-            picture = cv2.resize(picture, (self.spec.width, self.spec.height), interpolation=cv2.INTER_AREA)
-        return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+def _times(frames: Sequence[tuple[int, bytes]]) -> np.ndarray:
+    return np.array([time_ns for time_ns, _ in frames], np.int64)
 
 
-def _check(segment: Segment, mapped: Mapped, before: CommittedHistory, what: str) -> None:
+def _frames(
+    camera: CameraSpec,
+    pictures: Iterator[bytes | np.ndarray],
+    rows: np.ndarray,
+    times_ns: np.ndarray,
+    known: bool,
+    what: str,
+) -> Iterator[tuple[int, bytes]]:
+    """For each step the time of the frame it sees, and its JPEG image where no step before it saw that, else b"".
+
+    pictures: one for each new number in `rows`, int64[T]
+    times_ns: int64[T], when they were taken if that is `known`, else when those rows were
+    """
+    row, seen_ns, before = -1, 0, b""
+    for number, time_ns in zip(rows.tolist(), times_ns.tolist(), strict=True):
+        jpeg = b""
+        if number != row:
+            picture = next(pictures)
+            if row < 0 or not known or time_ns != seen_ns:
+                jpeg = _jpeg(picture, camera, what)
+            if not known and jpeg == before:
+                jpeg = b""
+            row = number
+        if jpeg:
+            seen_ns, before = time_ns, jpeg
+        yield seen_ns, jpeg
+
+
+def _jpeg(picture: bytes | np.ndarray, camera: CameraSpec, what: str) -> bytes:
+    """`picture` as it is where it is a JPEG image of the camera's size."""
+    size = (camera.height, camera.width, 3)
+    if isinstance(picture, bytes):
+        if jpeg_size(picture) == size:
+            return picture
+        decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+        if decoded is None:
+            raise CorruptDataError(f"{what}: an image of camera '{camera.name}' cannot be decoded.")
+        picture = decoded
+    if picture.shape != size:
+        picture = cv2.resize(picture, (camera.width, camera.height), interpolation=cv2.INTER_AREA)
+    return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+
+
+def _check(segment: Segment, spec: RobotSpec, before: CommittedHistory, what: str) -> None:
     try:
-        check_names(segment, mapped.robot)
-        check_steps(segment, mapped.spec)
+        check_names(segment, segment.episode.robot)
+        check_steps(segment, spec)
         check_order(segment, before)
-        check_frames(segment, mapped.spec, before.frames_until(segment.index))
+        check_frames(segment, spec, before.frames_until(segment.index))
     except FleetError as error:
         raise InvalidDataError(f"{what}: {error}") from error

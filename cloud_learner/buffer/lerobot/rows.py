@@ -1,7 +1,7 @@
-"""From the ticks of a robot to the rows of a LeRobot dataset: pure functions on arrays.
+"""From stored segments to the rows of a LeRobot dataset: pure functions on arrays.
 
-LeRobot has one row for each frame time, equally spaced. A row is made of `stride` control ticks: it holds what was
-seen and felt at the first of them, and what was commanded over all of them.
+LeRobot has one row for each frame time, equally spaced: a control tick, or a whole number of them made one row by the
+rules of `resampling`.
 """
 
 from __future__ import annotations
@@ -12,142 +12,56 @@ from collections.abc import Sequence, Set
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, suggest
+from cloud_learner.buffer.lerobot.resampling import Steps
+from wire.errors import ConfigError
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import CommandType, RobotSpec
 
-
-class Track(msgspec.Struct, frozen=True, eq=False):
-    """All stored steps of one episode in order of their ticks; T of them, C cameras in the spec's order."""
-
-    tick: np.ndarray
-    """int64[T], growing; a gap where a segment is missing"""
-    times_ns: np.ndarray
-    """int64[T]"""
-    state: np.ndarray
-    """float32[T, ds]"""
-    executed: np.ndarray
-    """float32[T, da]"""
-    actor: np.ndarray
-    """uint8[T]"""
-    version: np.ndarray
-    """int32[T]"""
-    reward: np.ndarray
-    """float32[T]"""
-    terminated: np.ndarray
-    """bool[T]"""
-    truncated: np.ndarray
-    """bool[T]"""
-    frame_times_ns: np.ndarray
-    """int64[T, C]"""
-    frames: tuple[dict[int, bytes], ...]
-    """by camera: the JPEG image of a time"""
-    end_tick: int
-    """tick after the episode's last step, -1 while that is not known"""
-
-    @property
-    def steps(self) -> int:
-        return len(self.tick)
+Frames = tuple[dict[int, bytes], ...]
+"""By camera: the JPEG image of a time."""
 
 
-class Rows(msgspec.Struct, frozen=True, eq=False):
-    """R rows of a dataset, made of neighbouring ticks of a `Track`."""
-
-    first: np.ndarray
-    """int64[R]: the step of the track whose observation the row shows"""
-    action: np.ndarray
-    """float32[R, da]"""
-    reward: np.ndarray
-    """float32[R], summed over the ticks of the row"""
-    actor: np.ndarray
-    """int64[R]: who chose the last command of the row"""
-    version: np.ndarray
-    """int64[R]: the newest policy version within the row"""
-    done: np.ndarray
-    """bool[R]: the episode ends with this row"""
-    truncated: np.ndarray
-    """bool[R]: it was cut off there, by time or by a person"""
-    time_s: np.ndarray
-    """float64[R]: when the row was seen, from the first row on"""
-    frame_time_s: np.ndarray
-    """float64[R, C]: when its frames were taken, on the same clock"""
-
-
-def track_of(segments: Sequence[Segment], spec: RobotSpec) -> Track:
-    """Put the segments of one episode together; `segments` in order of their index, at least one."""
-    tick = [np.arange(s.first_tick, s.first_tick + s.steps, dtype=np.int64) for s in segments]
+def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frames]:
+    """Put the segments of one episode together, in order of their index, at least one; ticks of a missing one lack."""
     cameras = [camera.name for camera in spec.cameras]
-    seen = [
-        np.stack([s.frame_times_ns[name] for name in cameras], axis=1) if cameras else np.zeros((s.steps, 0), np.int64)
-        for s in segments
-    ]
-    frames: tuple[dict[int, bytes], ...] = tuple({} for _ in cameras)
+    frames: Frames = tuple({} for _ in cameras)
     for segment in segments:
         for name, there in zip(cameras, frames, strict=True):
             if (brought := segment.frames.get(name)) is not None:
                 there.update(zip(brought.times_ns.tolist(), brought.encoded, strict=True))
-    last = segments[-1]
-    columns = {
-        name: np.concatenate([getattr(s, name) for s in segments])
-        for name in ("times_ns", "state", "executed", "actor", "version", "reward", "terminated", "truncated")
-    }
-    return Track(
-        tick=np.concatenate(tick),
-        frame_times_ns=np.concatenate(seen),
-        frames=frames,
-        end_tick=last.first_tick + last.steps if last.last else -1,
-        **columns,
-    )
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(segment, name) for segment in segments])
+
+    tick = np.concatenate([np.arange(s.first_tick, s.first_tick + s.steps, dtype=np.int64) for s in segments])
+    seen = [np.concatenate([s.frame_times_ns[name] for s in segments]) for name in cameras]
+    last, truncated = segments[-1], column("truncated")
+    # the segment that ends an episode may have no step of its own
+    ends = last.last & (tick + 1 == last.first_tick + last.steps)
+    return Steps(
+        times_ns=column("times_ns"),
+        state=column("state"),
+        action=column("executed"),
+        reward=column("reward"),
+        actor=column("actor"),
+        version=column("version"),
+        done=ends | column("terminated") | truncated,
+        truncated=truncated,
+        frame_times_ns=np.stack(seen, 1) if seen else np.zeros((len(tick), 0), np.int64),
+        row=tick,
+    ), frames
 
 
-def pieces_of(track: Track, actors: Set[str]) -> list[slice]:
+def pieces_of(steps: Steps, frames: Frames, actors: Set[str]) -> list[Steps]:
     """The longest runs of steps without a gap whose frames are there and that one of `actors` made (all when empty)."""
-    good = np.ones(track.steps, bool)
+    good = np.ones(len(steps), bool)
     if actors:
-        good &= np.isin(track.actor, [ACTORS.index(actor) for actor in actors])
-    for camera, there in enumerate(track.frames):
-        known = np.fromiter(there, np.int64, len(there))
-        good &= np.isin(track.frame_times_ns[:, camera], known)
-    if not track.steps:
-        return []
-    breaks = np.flatnonzero((np.diff(track.tick) != 1) | (np.diff(good.astype(np.int8)) != 0)) + 1
-    edges = [0, *breaks.tolist(), track.steps]
-    return [slice(a, b) for a, b in itertools.pairwise(edges) if good[a]]
-
-
-def thin(track: Track, piece: slice, spec: RobotSpec, stride: int) -> Rows:
-    """The rows of one piece, `stride` ticks each (the last may have fewer).
-
-    A command that sets a target (absolute) is the last one of the row's ticks, deltas add up, velocities are averaged.
-    """
-    start, stop = piece.start, piece.stop
-    first = np.arange(start, stop, stride, dtype=np.int64)
-    last = np.minimum(first + stride, stop) - 1
-    count = (last - first + 1).astype(np.float32)[:, None]
-    executed = track.executed[start:stop]
-    at = first - start
-    action = executed[last - start].copy()
-    if stride > 1:
-        summed = np.add.reduceat(executed.astype(np.float64), at, axis=0).astype(np.float32)
-        meaning = np.array([dimension.meaning.value for dimension in spec.action])
-        delta, velocity = meaning == CommandType.delta.value, meaning == CommandType.velocity.value
-        action[:, delta] = summed[:, delta]
-        action[:, velocity] = (summed / count)[:, velocity]
-    whole = track.end_tick >= 0 and track.tick[stop - 1] + 1 == track.end_tick
-    ends = np.logical_or.reduceat((track.terminated | track.truncated)[start:stop], at)
-    ends[-1] |= whole
-    clock = track.times_ns[start]
-    return Rows(
-        first=first,
-        action=action,
-        reward=np.add.reduceat(track.reward[start:stop], at).astype(np.float32),
-        actor=track.actor[last].astype(np.int64),
-        version=np.maximum.reduceat(track.version[start:stop], at).astype(np.int64),
-        done=ends,
-        truncated=np.logical_or.reduceat(track.truncated[start:stop], at),
-        time_s=(track.times_ns[first] - clock) / 1e9,
-        frame_time_s=(track.frame_times_ns[first] - clock) / 1e9,
-    )
+        good &= np.isin(steps.actor, [ACTORS.index(actor) for actor in actors])
+    for camera, there in enumerate(frames):
+        good &= np.isin(steps.frame_times_ns[:, camera], np.fromiter(there, np.int64, len(there)))
+    breaks = np.flatnonzero((np.diff(steps.row) != 1) | (np.diff(good.astype(np.int8)) != 0)) + 1
+    edges = [0, *breaks.tolist(), len(good)]
+    return [steps.at(slice(a, b)) for a, b in itertools.pairwise(edges) if good[a:b].any()]
 
 
 def choose_rate(spec: RobotSpec, fps: int | str) -> tuple[int, int]:
@@ -156,26 +70,21 @@ def choose_rate(spec: RobotSpec, fps: int | str) -> tuple[int, int]:
     Raises `ConfigError` unless that is a whole number of rows a second and of ticks a row.
     """
     control = spec.control_hz
-    whole = [rate for rate in range(1, int(control) + 1) if _ratio(control, rate)]
-    known = ", ".join(map(str, whole)) or f"none: {control} has no whole divisor"
+    wanted: float | str = fps
     if fps == "control":
         wanted = control
     elif fps == "camera":
         if not spec.cameras:
             raise ConfigError(f"robot spec '{spec.embodiment}' has no camera whose rate could be taken; use 'control'.")
         wanted = max(camera.rate_hz for camera in spec.cameras)
-    elif isinstance(fps, int):
-        wanted = float(fps)
-    else:
+    whole = [rate for rate in range(1, int(control) + 1) if control % rate == 0]
+    if wanted not in whole:
+        known = ", ".join(map(str, whole)) or f"none: {control} has no whole divisor"
         raise ConfigError(
-            f"fps {fps!r}: give 'control', 'camera' or a whole number.{suggest(fps, ('control', 'camera'))}"
+            f"fps {wanted} does not divide the control rate of {control:g} Hz into whole ticks, or is no whole "
+            f"number, as LeRobot needs. Choose 'control', 'camera' or one of: {known}."
         )
-    if wanted != round(wanted) or round(wanted) not in whole:
-        raise ConfigError(
-            f"fps {wanted:g} does not divide the control rate of {control:g} Hz into whole ticks, or is no whole "
-            f"number, as LeRobot needs. Choose one of: {known}."
-        )
-    return round(wanted), _ratio(control, round(wanted))
+    return int(wanted), int(control / int(wanted))
 
 
 def row_spec(spec: RobotSpec, fps: int, stride: int) -> RobotSpec:
@@ -195,9 +104,3 @@ def image_keys(spec: RobotSpec) -> dict[str, str]:
             f"cameras {sorted(keys)} would share a name in a LeRobot dataset; rename one in the robot spec."
         )
     return keys
-
-
-def _ratio(control_hz: float, rate: int) -> int:
-    """Ticks in a row at `rate`, 0 when that is no whole number."""
-    ticks = control_hz / rate
-    return round(ticks) if ticks >= 1 and abs(ticks - round(ticks)) < 1e-6 else 0

@@ -15,18 +15,40 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.lerobot.video import frames_at
+from cloud_learner.buffer.lerobot.video import frames_at, of_lerobot
 from wire.errors import ConfigError, CorruptDataError
 from wire.types import RobotSpec
 
+ABOUT = "meta/vla_fleet.json"
 _BATCH = 32
 
 
-class VideoPart(msgspec.Struct, frozen=True):
-    """Where an episode lies in a video file."""
+class EpisodeNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Which stored episode an episode of our own export was."""
 
-    path: Path
-    from_s: float
+    episode: str
+    robot: str
+    task: str
+    source: str
+    seed: int
+    outcome: str
+    """'' when its end is not in the dataset"""
+    first_tick: int
+    ticks: int
+    first_ns: int
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """`ABOUT`: what our own export says about its rows."""
+
+    spec: RobotSpec
+    """what a row means as a robot"""
+    stored_spec_hash: str
+    ticks_per_row: int
+    actors: tuple[str, ...]
+    cameras: dict[str, str]
+    """the image key of each camera of `spec`"""
+    episodes: tuple[EpisodeNote, ...]
 
 
 class SourceEpisode(msgspec.Struct, frozen=True):
@@ -35,26 +57,8 @@ class SourceEpisode(msgspec.Struct, frozen=True):
     index: int
     rows: int
     path: Path
-    videos: dict[str, VideoPart]
-
-
-class About(msgspec.Struct, frozen=True):
-    """`meta/vla_fleet.json`: what our own export says about its rows."""
-
-    format: int
-    spec: RobotSpec
-    actors: tuple[str, ...]
-    cameras: dict[str, str]
-
-
-class Note(msgspec.Struct, frozen=True):
-    """A line of `meta/vla_fleet_episodes.jsonl`: which stored episode this one was."""
-
-    index: int
-    task: str
-    seed: int
-    outcome: str
-    first_ns: int
+    videos: dict[str, tuple[Path, float]]
+    """by key the file, and at how many seconds of it the episode begins"""
 
 
 class DatasetSource(msgspec.Struct, frozen=True, eq=False):
@@ -68,21 +72,20 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
     stats: dict[str, dict[str, Any]]
     about: About | None
     """None for a dataset that is not of our own export"""
-    notes: dict[int, Note]
 
     @property
     def fps(self) -> float:
         return float(self.info["fps"])
 
-    def limits(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The least and the greatest of each number of a column, None where the dataset has no statistics of it."""
-        stats = self.stats.get(key, {})
-        return (np.ravel(stats["min"]), np.ravel(stats["max"])) if {"min", "max"} <= set(stats) else None
-
     @property
     def features(self) -> dict[str, dict[str, Any]]:
         """dtype, shape and names by key."""
         return self.info["features"]
+
+    def limits(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The least and the greatest of each number of a column, None where the dataset has no statistics of it."""
+        stats = self.stats.get(key, {})
+        return (np.ravel(stats["min"]), np.ravel(stats["max"])) if {"min", "max"} <= set(stats) else None
 
     @classmethod
     def open(cls, root: Path) -> DatasetSource:
@@ -94,28 +97,28 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
         path = root / "meta" / "info.json"
         if not path.is_file():
             raise ConfigError(f"there is no LeRobot dataset at {root}: {path} is missing.")
-        info = _json(path)
+        info = _read_json(path, dict[str, Any])
         version = str(info.get("codebase_version", "unknown"))
         if not version.startswith("v3."):
             raise ConfigError(
                 f"the LeRobot dataset at {root} has format {version}; this reads v3. Convert it: "
                 "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=DIRECTORY"
             )
-        about, notes = None, {}
-        if (path := root / "meta" / "vla_fleet.json").is_file():
-            about = _decoded(path, path.read_bytes(), About)
-            if (path := root / "meta" / "vla_fleet_episodes.jsonl").is_file():
-                lines = [_decoded(path, line, Note) for line in path.read_bytes().splitlines()]
-                notes = {note.index: note for note in lines}
-        path = root / "meta" / "stats.json"
-        stats = _json(path) if path.is_file() else {}
-        return cls(root, info, _read_tasks(root), _read_episodes(root, info), stats, about, notes)
+        about, stats = root / ABOUT, root / "meta" / "stats.json"
+        return cls(
+            root,
+            info,
+            _read_tasks(root / "meta" / "tasks.parquet"),
+            _read_episodes(root, info),
+            _read_json(stats, dict[str, dict[str, Any]]) if stats.is_file() else {},
+            _read_json(about, About) if about.is_file() else None,
+        )
 
     def columns(self, episode: SourceEpisode, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """[rows] or [rows, n] of those of `names` that the dataset has as numbers."""
-        there = [name for name in dict.fromkeys(names) if name in self.features]
+        """[rows, n] of those of `names` that the dataset has as numbers."""
+        there = [name for name in names if name in self.features]
         with _unreadable(f"episode {episode.index}: {episode.path}"):
-            table = _pyarrow().parquet.read_table(
+            table = of_lerobot("pyarrow.parquet").read_table(
                 episode.path, columns=there, filters=[("episode_index", "=", episode.index)]
             )
         if table.num_rows != episode.rows:
@@ -124,18 +127,18 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
             )
         return {name: _numbers(table[name], name) for name in there}
 
-    def pictures(
-        self, episode: SourceEpisode, key: str, times_s: np.ndarray, first: int = 0
-    ) -> Iterator[bytes | np.ndarray]:
-        """For rows from `first` on an encoded image, or uint8[h, w, 3] in BGR.
+    def pictures(self, episode: SourceEpisode, key: str, rows: np.ndarray) -> Iterator[bytes | np.ndarray]:
+        """For each of the growing `rows` an encoded image, or uint8[h, w, 3] in BGR.
 
-        `times_s`: the `timestamp` of those rows. Raises `CorruptDataError` naming episode and file.
+        Raises `CorruptDataError` naming episode and file.
         """
         what = f"episode {episode.index}"
-        if (part := episode.videos.get(key)) is not None:
-            yield from frames_at(part.path, (times_s + part.from_s).tolist(), 0.5 / self.fps, what)
+        if key in episode.videos:
+            path, from_s = episode.videos[key]
+            times_s = from_s + self.columns(episode, ("timestamp",))["timestamp"][rows, 0].astype(np.float64)
+            yield from frames_at(path, times_s.tolist(), 0.5 / self.fps, what)
             return
-        parquet = _pyarrow().dataset
+        parquet = of_lerobot("pyarrow.dataset")
         with _unreadable(f"{what}: images '{key}' of {episode.path}"):
             scanner = parquet.dataset(episode.path, format="parquet").scanner(
                 columns=[key],
@@ -145,7 +148,7 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
                 use_threads=False,
             )
             cells = (cell for batch in scanner.to_batches() for cell in batch.column(0).to_pylist())
-            for cell in itertools.islice(cells, first, None):
+            for cell in itertools.compress(cells, np.isin(np.arange(episode.rows), rows)):
                 data = cell.get("bytes") if isinstance(cell, dict) else None
                 if not data:
                     raise CorruptDataError(f"{what}: {episode.path} has a row without an image in '{key}'.")
@@ -172,9 +175,8 @@ def picture_size(feature: dict[str, Any]) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _read_tasks(root: Path) -> dict[int, str]:
-    path = root / "meta" / "tasks.parquet"
-    table = _read_table(path, None)
+def _read_tasks(path: Path) -> dict[int, str]:
+    table = _read_table(path)
     text = [name for name in table.column_names if name != "task_index"]
     if "task_index" not in table.column_names or not text:
         raise CorruptDataError(f"{path} has no column 'task_index' beside the tasks' texts: {table.column_names}.")
@@ -185,66 +187,49 @@ def _read_episodes(root: Path, info: dict[str, Any]) -> tuple[SourceEpisode, ...
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
     wanted = ["episode_index", "length", "data/chunk_index", "data/file_index"]
     wanted += [f"videos/{key}/{what}" for key in videos for what in ("chunk_index", "file_index", "from_timestamp")]
+
+    def file(row: dict[str, Any], kind: str, column: str, key: str = "") -> Path:
+        chunk, number = row[f"{column}/chunk_index"], row[f"{column}/file_index"]
+        return root / info[kind].format(video_key=key, chunk_index=chunk, file_index=number)
+
     found = []
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
         for row in _read_table(path, wanted).to_pylist():
-            parts = {}
-            for key in videos:
-                name = info["video_path"].format(
-                    video_key=key,
-                    chunk_index=row[f"videos/{key}/chunk_index"],
-                    file_index=row[f"videos/{key}/file_index"],
-                )
-                parts[key] = VideoPart(root / name, float(row[f"videos/{key}/from_timestamp"]))
-            name = info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
-            found.append(SourceEpisode(row["episode_index"], row["length"], root / name, parts))
+            parts = {
+                key: (file(row, "video_path", f"videos/{key}", key), float(row[f"videos/{key}/from_timestamp"]))
+                for key in videos
+            }
+            found.append(SourceEpisode(row["episode_index"], row["length"], file(row, "data_path", "data"), parts))
     if not found:
         raise ConfigError(f"the LeRobot dataset at {root} has no episode (was it finalized?).")
     return tuple(sorted(found, key=lambda episode: episode.index))
 
 
 def _numbers(column: Any, name: str) -> np.ndarray:
-    """A parquet column of numbers, or of lists of equally many, as an array."""
-    count = len(column)
+    """A parquet column of numbers, or of lists of equally many, as an array [rows, n]."""
     flat = column.combine_chunks()
-    while hasattr(flat, "flatten") and hasattr(flat.type, "value_type"):
+    while hasattr(flat.type, "value_type"):
         flat = flat.flatten()
     values = flat.to_numpy(zero_copy_only=False)
-    if values.dtype == object or (count and len(values) % count):
+    if values.dtype == object or (len(column) and len(values) % len(column)):
         raise CorruptDataError(f"column '{name}' holds no numbers, or lists of different lengths.")
-    return values if len(values) == count and not hasattr(column.type, "value_type") else values.reshape(count, -1)
+    return values.reshape(len(column), -1) if len(column) else np.zeros((0, 1), values.dtype)
 
 
-def _read_table(path: Path, columns: list[str] | None) -> Any:
+def _read_table(path: Path, columns: list[str] | None = None) -> Any:
     with _unreadable(path):
-        return _pyarrow().parquet.read_table(path, columns=columns)
+        return of_lerobot("pyarrow.parquet").read_table(path, columns=columns)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, kind: Any) -> Any:
     # msgspec takes no NaN, which lerobot writes
     with _unreadable(path):
-        return json.loads(path.read_bytes())
-
-
-def _decoded(path: Path, data: bytes, kind: Any) -> Any:
-    with _unreadable(path):
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.convert(json.loads(path.read_bytes()), kind)
 
 
 @contextlib.contextmanager
 def _unreadable(what: object) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
         raise CorruptDataError(f"{what} cannot be read: {error}. Copy the whole dataset again.") from error
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.dataset
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"pyarrow is not installed, which reads parquet: pip install 'vla-fleet[lerobot]' ({error})"
-        ) from error
-    return pyarrow

@@ -4,14 +4,14 @@ Frames lie in one array for each shape and are handed out by number. The pages c
 written, so a cache costs what it was ever used for, not its cap.
 
 Steps lie in flat arrays in which every window is one contiguous slice. Each segment has an extent: the n steps before
-it that its windows may tell of (`Layout.history`), its own T steps, then room for the L steps that follow it in its
-episode and that its windows may reach into. What follows is filled in when it is there; until then windows end earlier.
-What came before is there from the first, its oldest step repeated where no more is known.
+it that its windows may tell of (`history`), its own T steps, then room for the L steps that follow it in its episode
+and that its windows may reach into. What follows is filled in when it is there; until then windows end earlier. What
+came before is there from the first, its oldest step repeated where no more is known. Extents are put at the end; when
+too much of what lies before it was given up, all are moved together.
 """
 
 from __future__ import annotations
 
-import bisect
 import mmap
 from collections.abc import Sequence
 
@@ -125,9 +125,8 @@ class Extent(msgspec.Struct):
     first: int
     """of its own steps; those before it lie before"""
     own: int
-    room: int
-    """the steps before it, its own and the look-ahead"""
     filled: int
+    """its own steps and those after it that are there"""
     frames: Rows
     """int32[n] frames of each shape that are only this segment's"""
 
@@ -144,13 +143,11 @@ class StepCache:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._dtypes = layout.columns
-        self.columns: dict[str, np.ndarray] = {
-            name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self._dtypes.items()
-        }
+        self._before = layout.config.history
+        self._around = layout.config.history + layout.config.lookahead
+        self.columns = {name: np.empty((0, *shape), dtype) for name, (dtype, shape) in layout.columns.items()}
         self._extents: dict[int, Extent] = {}
-        self._free: list[tuple[int, int]] = []
-        """(first, length) of the gaps, growing and apart"""
+        """in the order in which they lie"""
         self._end = self._high = self._used = 0
 
     def __len__(self) -> int:
@@ -161,13 +158,9 @@ class StepCache:
         return segment in self._extents
 
     @property
-    def row_bytes(self) -> int:
-        return sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self._dtypes.values())
-
-    @property
     def bytes(self) -> int:
         """Memory that was written and not given back."""
-        return self._high * self.row_bytes
+        return self._high * self._layout.row_bytes
 
     def first_rows(self, segments: np.ndarray) -> np.ndarray:
         """int64[k]: where the int64[k] segments begin, -1 for those that are not in memory."""
@@ -175,49 +168,39 @@ class StepCache:
         found = [-1 if (extent := extents.get(s)) is None else extent.first for s in segments.tolist()]
         return np.array(found, np.int64)
 
-    def insert(self, segment: int, records: np.ndarray, own: int) -> None:
+    def insert(self, segment: int, records: np.ndarray, own: int, frames: Rows) -> None:
         """`records`: the layout's record of the n steps before, of `own` steps and of what is there of the L after."""
-        past = self._layout.history
-        room = past + own + self._layout.lookahead
-        begin = self._allocate(room)
-        extent = Extent(begin + past, own, room, len(records) - past, self._frames_of(records))
+        first = self._allocate(own + self._around) + self._before
+        extent = Extent(first, own, len(records) - self._before, frames)
         self._extents[segment] = extent
-        here = slice(begin, begin + len(records))
-        for name in self._layout.record.names or ():
-            if name in self.columns:
-                self.columns[name][here] = records[name]
-        mine = slice(extent.first, extent.first + own)
-        reward = records["reward"][past : past + own].astype(np.float64)
-        self.columns["later_reward"][mine] = np.cumsum(reward[::-1])[::-1]
-        self._group(extent.first, records[past : past + own])
+        self._write(first - self._before, records)
+        reward = self.columns["reward"][first : first + own].astype(np.float64)
+        self.columns["later_reward"][first : first + own] = np.cumsum(reward[::-1])[::-1]
+        self._group(first, records[self._before : self._before + own])
         self._link(extent)
 
-    def look_ahead(self, segment: int, records: np.ndarray) -> None:
-        """Replace what follows `segment` by `records`, at most L steps."""
+    def update(self, segment: int, records: np.ndarray) -> None:
+        """Replace what is known of a segment's steps and of at most L after it, in `records`, but for their frames."""
         extent = self._extents[segment]
-        first = extent.first + extent.own
-        extent.filled = extent.own + len(records)
-        for name in self._layout.record.names or ():
-            if name in self.columns:
-                self.columns[name][first : first + len(records)] = records[name]
+        extent.filled = len(records)
+        self._write(extent.first, records, but="frame")
         self._link(extent)
 
     def drop(self, segment: int) -> Extent:
         """Forget a segment; its frames are the caller's to release."""
         extent = self._extents.pop(segment)
-        self._used -= extent.room
-        self._give_back(extent.first - self._layout.history, extent.room)
+        self._used -= extent.own + self._around
+        if len(self.columns["run"]) > max(_LEAST_ROWS, 4 * self._used):
+            self._close_gaps()
+            self._resize(max(_LEAST_ROWS, 2 * self._end))
         return extent
 
     # --- what follows from the steps ------------------------------------------------------------------------------
 
-    def _frames_of(self, records: np.ndarray) -> Rows:
-        found = []
-        for shape in range(len(self._layout.shapes)):
-            cameras = [c for c, other in enumerate(self._layout.shape_of) if other == shape]
-            numbers = np.unique(records["frame"][:, cameras])
-            found.append(numbers[numbers >= 0])
-        return tuple(found)
+    def _write(self, first: int, records: np.ndarray, but: str = "") -> None:
+        for name in records.dtype.names or ():
+            if name in self.columns and name != but:
+                self.columns[name][first : first + len(records)] = records[name]
 
     def _link(self, extent: Extent) -> None:
         """`run` and `left` of all filled steps."""
@@ -251,51 +234,26 @@ class StepCache:
 
     def _allocate(self, room: int) -> int:
         self._used += room
-        for number, (first, length) in enumerate(self._free):
-            if length >= room:
-                if length == room:
-                    del self._free[number]
-                else:
-                    self._free[number] = (first + room, length - room)
-                return first
         if self._end + room > max(_LEAST_ROWS, self._used * SLACK):
             self._close_gaps()
         first = self._end
         self._end += room
-        if self._end > self._capacity:
-            self._resize(max(self._end, _LEAST_ROWS, self._capacity + self._capacity // 2))
+        if self._end > (capacity := len(self.columns["run"])):
+            self._resize(max(self._end, _LEAST_ROWS, capacity + capacity // 2))
         self._high = max(self._high, self._end)
         return first
 
-    def _give_back(self, first: int, room: int) -> None:
-        at = bisect.bisect_left(self._free, (first, 0))
-        if at < len(self._free) and self._free[at][0] == first + room:
-            room += self._free.pop(at)[1]
-        if at and sum(self._free[at - 1]) == first:
-            at -= 1
-            first, room = self._free[at][0], self._free.pop(at)[1] + room
-        if first + room < self._end:
-            self._free.insert(at, (first, room))
-            return
-        self._end = first
-        if self._capacity > max(_LEAST_ROWS, 4 * self._end):
-            self._resize(max(_LEAST_ROWS, 2 * self._end))
-
     def _close_gaps(self) -> None:
-        to, past = 0, self._layout.history
-        for extent in sorted(self._extents.values(), key=lambda extent: extent.first):
-            begin = extent.first - past
+        to = 0
+        for extent in self._extents.values():
+            begin, room = extent.first - self._before, extent.own + self._around
             if begin != to:
                 for column in self.columns.values():
                     # numpy copies overlapping slices as if through a buffer
-                    column[to : to + past + extent.filled] = column[begin : begin + past + extent.filled]
-                extent.first = to + past
-            to += extent.room
-        self._free, self._end = [], to
-
-    @property
-    def _capacity(self) -> int:
-        return len(self.columns["run"])
+                    column[to : to + room] = column[begin : begin + room]
+                extent.first = to + self._before
+            to += room
+        self._end = to
 
     def _resize(self, rows: int) -> None:
         self._high = min(self._high, rows)

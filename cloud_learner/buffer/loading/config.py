@@ -54,7 +54,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_echo: float = 8.0
     """echo is raised up to this while loading is what the trainer waits for"""
     samples_per_insert: float = 0.0
-    """at most so many steps are drawn for each step that was recorded (`ReplayDataset.ahead_of_data`); 0: any number"""
+    """at most so many steps drawn by all ranks for each recorded one (`ReplayDataset.ahead_of_data`); 0: any number"""
     validation: float = 0.0
     """share of the episodes that are held out, by `segment_index.on_side`: the same ones for everybody and for good"""
     held_out: bool = False
@@ -63,7 +63,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """draw from nothing that was committed after this ledger row, such as that of a snapshot; 0: from all"""
     rank: int = 0
     world: int = 1
-    """ranks share the episodes: each gets those that the index deals to it"""
+    """each rank draws from its own episodes of a task and source, or all from all while one has none to learn from"""
     workers: int = 0
     """loading threads; 0 loads in the thread that gathers"""
     prefetch: int = 2
@@ -106,7 +106,19 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(msgspec.json.encode({**values, "tasks": list(self.tasks)}))
 
 
-class DatasetStats(msgspec.Struct, frozen=True):
+class LoadCounts(msgspec.Struct, kw_only=True):
+    """What was loaded, and what could not be."""
+
+    loaded: int = 0
+    """segments brought into memory, again and again"""
+    damaged: int = 0
+    """segments that could not be read and were left out"""
+    unreadable_frames: int = 0
+    replaced: int = 0
+    """draws that could not be read and were replaced by others of their batch"""
+
+
+class DatasetStats(LoadCounts, kw_only=True):
     """What a dataset did and holds."""
 
     batches: int
@@ -118,15 +130,8 @@ class DatasetStats(msgspec.Struct, frozen=True):
     """ledger row of the newest segment looked at"""
     echo: float
     """draws of a step now, on average, while it is in memory, where not all fit"""
-    loaded: int
-    """segments brought into memory, again and again"""
     from_gateway: int
     """segments that had not to be read, neighbours included"""
-    damaged: int
-    """segments that could not be read"""
-    unreadable_frames: int
-    replaced: int
-    """draws that could not be read and were replaced by others of their batch"""
 
 
 class PendingBatch(msgspec.Struct, frozen=True):
@@ -135,8 +140,8 @@ class PendingBatch(msgspec.Struct, frozen=True):
     number: int
     watermark: int
     newest_version: int
-    draws: str
-    """base64 of `loader.DRAW`[b]"""
+    draws: bytes
+    """`loader.DRAW`[b]"""
 
 
 class DatasetState(msgspec.Struct, frozen=True):
@@ -147,5 +152,8 @@ class DatasetState(msgspec.Struct, frozen=True):
     watermark: int
     pending: tuple[PendingBatch, ...]
     batches: int
+    sampled: int
     recorded: int
     drawn: tuple[int, ...]
+    counted_from: tuple[int, int]
+    """(sampled, recorded) when `ReplayDataset.count_from_now` was called last"""

@@ -10,7 +10,6 @@ memory: `echo` doubles, up to `max_echo`, and halves again when there is no more
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import time
@@ -22,18 +21,18 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.loading.batch_queue import BatchQueue
-from cloud_learner.buffer.loading.cache import FrameCache, StepCache
+from cloud_learner.buffer.loading.batch_builder import BatchBuilder
+from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
 from cloud_learner.buffer.loading.decode import FreshSegments
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.loader import DRAW, BatchBuilder, LoadPlan, LoadPlanner, SegmentLoader
+from cloud_learner.buffer.loading.loader import DRAW, LoadPlan, LoadPlanner, SegmentLoader
 from cloud_learner.buffer.loading.normalization import read_examples
 from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.store.store import SegmentStore
+from cloud_learner.buffer.store.store import ReadResult, SegmentStore
 from policies.interface.policy import NormalizationData
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.messages.gateway import Segment
@@ -73,43 +72,33 @@ class ReplayDataset:
         shares = config.rank, config.world, config.validation, config.held_out, config.until_row
         self.universe = SegmentIndex(tuple(config.tasks), *shares)
         self._ledger, self._store, self._spec = ledger, store, spec
-        target = config.target
-        self._layout = Layout.of(
-            spec,
-            config.lookahead,
-            target.starts,
-            target.continues,
-            config.history,
-            config.n_step,
-            len(config.labels),
-        )
-        self._steps = StepCache(self._layout)
+        self._layout = Layout(spec, config)
         self._frames = FrameCache(self._layout.shapes, config.cache_bytes)
         self._fresh = FreshSegments(config.fresh_bytes)
         self._planner = LoadPlanner(self.universe, self._layout)
         budget = int(config.cache_bytes * _PLANNED_SHARE)
         self.sampler = sampler(
-            self.universe, target, self._planner.cost, budget, config.batch, config.seed, config.echo
+            self.universe, config.target, self._planner.cost, budget, config.batch, config.seed, config.echo
         )
         self._generation, self._left = ledger.generation(), False
         """what the index follows, and whether segments left it that the sampler does not know of"""
         self._version = 0
         """newest policy version that the sampler knows"""
-        self._loader = SegmentLoader(
-            self._frames, store.read, self._layout, self._fresh, config.workers, self._read_labels
-        )
-        self._builder = BatchBuilder(self._steps, self._frames, self._loader, self._layout, config)
-        self._batches_made = BatchQueue(self._builder.make, config.prefetch)
+        self._loader = SegmentLoader(self._frames, self._read, self._layout, config.workers)
+        self._builder = BatchBuilder(self._frames, self._loader, self._layout)
         self._closing = contextlib.ExitStack()
         self._pending: deque[LoadPlan] = deque()
         """planned and not delivered"""
         self._left_over: np.ndarray = np.zeros(0, np.int64)
         """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
-        self._batches = self._recorded = 0
+        self._batches = self._sampled = self._recorded = 0
+        """batches of this rank; steps that all ranks drew, and that were recorded"""
+        self._counted_from = (0, 0)
+        """what `_sampled` and `_recorded` were when `ahead_of_data` began to count"""
         self._labelled = 0
         """newest revision of the steps' labels that was looked at"""
-        self._waited_s, self._looked_s = 0.0, time.perf_counter()
+        self._looked_s = time.perf_counter()
         self._closed = False
 
     # --- what is there --------------------------------------------------------------------------------------------
@@ -128,7 +117,7 @@ class ReplayDataset:
         self._look_elsewhere()
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
-            self._planner.note_readable(rows)
+            self._planner.note_labelled(rows)
         if self._left or len(added) or version != self._version:
             self.sampler.refresh(version, anew=self._left)
         self._version, self._left = version, False
@@ -151,10 +140,14 @@ class ReplayDataset:
 
     @property
     def ahead_of_data(self) -> bool:
-        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded so far."""
-        config = self.config
-        drawn = self._batches * config.batch * config.ticks_per_frame
-        return bool(config.samples_per_insert) and drawn >= config.samples_per_insert * self._recorded
+        """Whether as many steps were drawn as `samples_per_insert` allows for what was recorded: of both, what came
+        since `count_from_now`."""
+        most, (sampled, recorded) = self.config.samples_per_insert, self._counted_from
+        return bool(most) and self._sampled - sampled >= most * (self._recorded - recorded)
+
+    def count_from_now(self) -> None:
+        """Begin a count for `ahead_of_data`: what was drawn and recorded before has nothing to do with it."""
+        self._counted_from = self._sampled, self._recorded
 
     def finished(self, source: str) -> int:
         """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
@@ -180,12 +173,11 @@ class ReplayDataset:
         for _ in range(_EMPTY_BATCHES):
             while len(self._pending) < self.config.lead:
                 self._put(self._planner.plan(self._next_plan()))
-            before = time.perf_counter()
-            batch = self._batches_made.take()
-            self._waited_s += (time.perf_counter() - before) * bool(self.config.prefetch)
+            batch = self._builder.take()
             self._pending.popleft()
             if batch is not None:
                 self._batches += 1
+                self._sampled += self.config.batch * self.config.ticks_per_frame * self.config.world
                 self._drawn.update(np.unique(batch["episode"]).tolist())  # type: ignore[call-overload]
                 return batch
         raise CorruptDataError(
@@ -217,18 +209,14 @@ class ReplayDataset:
 
     @property
     def stats(self) -> DatasetStats:
-        loader = self._loader.stats
         return DatasetStats(
+            **msgspec.structs.asdict(self._builder.counts),
             batches=self._batches,
-            segments=len(self._steps),
-            bytes=self._frames.frame_bytes + self._steps.bytes,
+            segments=len(self._builder.steps),
+            bytes=self._frames.frame_bytes + self._builder.steps.bytes,
             newest_row=self.newest_row,
             echo=self.echo,
-            loaded=loader.segments,
-            from_gateway=loader.from_gateway,
-            damaged=loader.damaged,
-            unreadable_frames=loader.unreadable_frames,
-            replaced=self._builder.replaced,
+            from_gateway=self._fresh.given,
         )
 
     @property
@@ -241,15 +229,11 @@ class ReplayDataset:
     def state(self) -> dict[str, Any]:
         """JSON-able: what `restore` needs to go on with the batch after the one delivered last."""
         pending = tuple(
-            PendingBatch(
-                plan.number, plan.watermark, plan.newest_version, base64.b64encode(plan.draws.tobytes()).decode()
-            )
+            PendingBatch(plan.number, plan.watermark, plan.newest_version, plan.draws.tobytes())
             for plan in self._pending
         )
-        drawn = tuple(sorted(self._drawn))
-        settings, sampler = self.config.settings(), self.sampler.state()
-        watermark = self.universe.watermark
-        state = DatasetState(settings, sampler, watermark, pending, self._batches, self._recorded, drawn)
+        counts = self._batches, self._sampled, self._recorded, tuple(sorted(self._drawn)), self._counted_from
+        state = DatasetState(self.config.settings(), self.sampler.state(), self.universe.watermark, pending, *counts)
         return msgspec.to_builtins(state)
 
     def restore(self, state: Mapping[str, Any]) -> bool:
@@ -261,7 +245,7 @@ class ReplayDataset:
         """
         try:
             saved = msgspec.convert(dict(state), DatasetState)
-            draws = [np.frombuffer(base64.b64decode(pending.draws), DRAW) for pending in saved.pending]
+            draws = [np.frombuffer(pending.draws, DRAW) for pending in saved.pending]
         except (msgspec.ValidationError, ValueError) as error:
             raise InvalidDataError(f"dataset: the state cannot be read ({error}); begin anew without it.") from error
         ours = self.config.settings()
@@ -277,8 +261,9 @@ class ReplayDataset:
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
-        self._batches, self._drawn = saved.batches, set(saved.drawn)
+        self._batches, self._sampled, self._drawn = saved.batches, saved.sampled, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
+        self._counted_from = saved.counted_from
         try:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -309,7 +294,7 @@ class ReplayDataset:
         self._closed = True
         # whoever waits for a segment is woken first
         self._loader.close()
-        self._batches_made.close()
+        self._builder.close()
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -328,17 +313,14 @@ class ReplayDataset:
         return plan
 
     def _put(self, plan: LoadPlan) -> None:
-        for job in plan.jobs:
-            self._loader.submit(job)
         self._pending.append(plan)
-        self._batches_made.put(plan)
+        self._builder.put(plan)
 
     def _adapt_echo(self) -> None:
         config, passed_s = self.config, time.perf_counter() - self._looked_s
         if passed_s < _ECHO_S:
             return
-        waited_s = self._waited_s if config.prefetch else self._builder.waited_s
-        self._looked_s, self._waited_s, self._builder.waited_s = time.perf_counter(), 0.0, 0.0
+        waited_s, self._builder.waited_s, self._looked_s = self._builder.waited_s, 0.0, time.perf_counter()
         if not self.sampler.stats.sweeping_strata:
             return
         before, share = self.sampler.echo, waited_s / passed_s
@@ -367,13 +349,16 @@ class ReplayDataset:
             self._builder.elsewhere.difference_update(sealed)
             self._planner.note_readable(sealed)
 
-    def _read_labels(self, rows: Sequence[int]) -> dict[int, np.ndarray]:
-        """float32[T, L] by ledger row, nan where nobody said anything."""
-        names, found = self.config.labels, {}
-        for row, labels in self._ledger.step_labels(rows, names).items() if names else ():
-            nothing = np.full(len(next(iter(labels.values()))), np.nan, np.float32)
-            found[row] = np.stack([labels.get(name, nothing) for name in names], 1)
-        return found
+    def _read(self, rows: Sequence[int]) -> ReadResult:
+        """What the gateway gave, the rest from the store, and the labels of all. For any thread."""
+        fresh, names = self._fresh.get(rows), self.config.labels
+        others = [row for row in rows if row not in fresh]
+        found = self._store.read(others) if others else ReadResult({}, {})
+        labels = {}
+        for row, said in self._ledger.step_labels(rows, names).items() if names else ():
+            nothing = np.full(len(next(iter(said.values()))), np.nan, np.float32)
+            labels[row] = np.stack([said.get(name, nothing) for name in names], 1)
+        return ReadResult({**found.segments, **fresh}, found.damaged, found.elsewhere, labels)
 
     def _newest_version(self) -> int:
         newest = self._ledger.newest_version()

@@ -1,44 +1,33 @@
-"""Segments into memory, and batches out of it: in threads or in the one that asks, in the order of need, below the cap
-of the cache.
+"""Segments into memory, in threads or in the one that asks, in the order of need, below the cap of the cache.
 
-What has to happen in memory for each batch is decided when it is planned and carried out in the same order later. All
-that a batch depends on is settled by then, in the thread that plans: which segments enter and leave, how far their
-neighbours were known, and what the index says of each draw. So a batch is the same however far ahead it is made.
+What has to happen in memory for each batch is decided when it is planned and carried out in the same order later, by
+`batch_builder`. All that a batch depends on is settled by then, in the thread that plans: which segments enter and
+leave, how far their neighbours were known, and what the index says of each draw. So a batch is the same however far
+ahead it is made.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.loading.cache import FrameCache, Rows, StepCache
-from cloud_learner.buffer.loading.config import DatasetConfig
-from cloud_learner.buffer.loading.decode import (
-    CARRY_BACK,
-    FreshSegments,
-    Loaded,
-    LoadJob,
-    Read,
-    SegmentRequest,
-    load_segments,
-)
+from cloud_learner.buffer.loading.cache import FrameCache, Rows
+from cloud_learner.buffer.loading.decode import CARRY_BACK, Loaded, Read, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.windows import Batch, BatchSlot, gather, settle
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sampler import BatchPlan
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.store.store import ReadResult
 from wire.errors import ConfigError, StorageError
 
-log = logging.getLogger(__name__)
 _TOGETHER = 8
 """segments of one job"""
+_COMPARE, _STEPS, _FRAMES = range(3)
+"""what a segment in memory needs: what other neighbours ask for, if it has any; its steps again; its frames as well"""
 DRAW = np.dtype(
     [
         ("segment", "<i8"),
@@ -62,7 +51,8 @@ class LoadPlan(msgspec.Struct, frozen=True, eq=False):
 
     number: int
     drop: tuple[int, ...]
-    jobs: tuple[LoadJob, ...]
+    jobs: tuple[tuple[SegmentRequest, ...], ...]
+    """what is loaded together"""
     draws: np.ndarray
     """DRAW[b]"""
     watermark: int
@@ -71,14 +61,14 @@ class LoadPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class LoadPlanner:
-    """Knows which segments are in memory after the last plan, and with which neighbours each was loaded."""
+    """Knows which segments are in memory after the last plan, and what was asked for with each."""
 
     def __init__(self, index: SegmentIndex, layout: Layout) -> None:
         self._index, self._layout = index, layout
-        self._neighbours: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self._stale: set[int] = set()
-        """segments whose neighbours may have changed"""
-        self._jobs = 0
+        self._requests: dict[int, SegmentRequest] = {}
+        """by segment in memory: the last one"""
+        self._stale: dict[int, int] = {}
+        """by segment in memory that may have to be brought up to date: how, of `_COMPARE`, `_STEPS` and `_FRAMES`"""
         self._startable = Growing(np.int64)
         """steps at which a window may begin, in all runs before each"""
         self._startable.append(np.zeros(1, np.int64))
@@ -86,7 +76,7 @@ class LoadPlanner:
     @property
     def loaded(self) -> np.ndarray:
         """int64 segment numbers"""
-        return np.fromiter(self._neighbours, np.int64)
+        return np.fromiter(self._requests, np.int64)
 
     def cost(self, segments: np.ndarray) -> np.ndarray:
         """int64[k] bytes of memory that each of the int64[k] segments takes at most."""
@@ -98,7 +88,7 @@ class LoadPlanner:
         index, known = self._index, len(self._startable.all) - 1
         if known != len(index.run_actor):
             source = index.demonstration[index.run_segment[known:]].astype(np.intp)
-            starts = np.array(self._layout.starts)[source, index.run_actor[known:]]
+            starts = self._layout.starts[source, index.run_actor[known:]]
             steps = np.where(starts, index.run_count[known:], 0)
             self._startable.append(self._startable.all[-1] + np.cumsum(steps, dtype=np.int64))
         until = self._startable.all
@@ -111,66 +101,88 @@ class LoadPlanner:
         """
         known = self._index.watermark if watermark is None else watermark
         for segment in batch.drop.tolist():
-            self._neighbours.pop(segment, None)
-        jobs = [self._load(batch.load[n : n + _TOGETHER], known) for n in range(0, len(batch.load), _TOGETHER)]
-        jobs += self._catch_up(known)
+            self._requests.pop(segment, None)
+            self._stale.pop(segment, None)
+        wanted = self._requests_for(batch.load, known)
+        self._requests.update(zip(batch.load.tolist(), wanted, strict=True))
+        wanted += self._catch_up(known)
+        jobs = tuple(tuple(wanted[n : n + _TOGETHER]) for n in range(0, len(wanted), _TOGETHER))
         if draws is None:
             draws = self._draws(batch)
         drop = tuple(self._index.row[batch.drop].tolist())
-        return LoadPlan(batch.number, drop, tuple(jobs), draws, known, batch.newest_version)
+        return LoadPlan(batch.number, drop, jobs, draws, known, batch.newest_version)
 
     def note_added(self, added: np.ndarray) -> None:
         """Segments joined the index: their neighbours in memory may reach further from the next plan on."""
-        for segment in added.tolist() if self._neighbours else ():
-            self._walk(segment, self._index.previous, self._layout.lookahead, self._index.steps)
-            self._walk(segment, self._index.following, CARRY_BACK, None)
+        for segment in added.tolist() if self._requests else ():
+            before, after = self._touched(segment)
+            self._mark([*before, *after], _COMPARE)
 
     def note_all(self) -> None:
         """Any neighbour may have changed."""
-        self._stale.update(self._neighbours)
+        self._mark(self._requests, _COMPARE)
 
     def note_readable(self, rows: Iterable[int]) -> None:
-        """These ledger rows could not be read before, or had other labels: load them, and what they touch, again."""
-        numbers = self._index.find(np.array(sorted(rows), np.int64))
-        for segment in numbers[numbers >= 0].tolist():
-            if segment in self._neighbours:
-                self._neighbours[segment] = ((-1,), ())
-                self._stale.add(segment)
-            self.note_added(np.array([segment]))
+        """These ledger rows could not be read before: load them, and what they touch, again."""
+        for segment in self._index.find(np.array(sorted(rows), np.int64)).tolist():
+            if segment >= 0:
+                before, after = self._touched(segment)
+                self._mark([segment, *after], _FRAMES)
+                self._mark(before, _FRAMES if self._shows_later else _STEPS)
 
-    def _load(self, segments: np.ndarray, known: int, follow: tuple[SegmentRequest, ...] = ()) -> LoadJob:
-        around = self._around(segments, known)
-        self._neighbours.update(zip(segments.tolist(), around, strict=True))
+    def note_labelled(self, rows: Iterable[int]) -> None:
+        """The steps of these ledger rows have other labels."""
+        for segment in self._index.find(np.array(sorted(rows), np.int64)).tolist() if self._requests else ():
+            if segment >= 0:
+                self._mark([segment, *self._touched(segment)[0]], _STEPS)
+
+    @property
+    def _shows_later(self) -> bool:
+        """Whether windows show frames that the segments after theirs brought."""
+        return bool(self._layout.config.n_step and self._layout.cameras)
+
+    def _mark(self, segments: Iterable[int], how: int) -> None:
+        for segment in segments:
+            if segment in self._requests:
+                self._stale[segment] = max(self._stale.get(segment, how), how)
+
+    def _catch_up(self, known: int) -> list[SegmentRequest]:
+        """For what is in memory and not up to date any more: with frames if another may have come, else without."""
+        segments = np.array(sorted(self._stale), np.int64)
+        stale, self._stale, found = self._stale, {}, []
+        for segment, request in zip(segments.tolist(), self._requests_for(segments, known), strict=True):
+            before, how = self._requests[segment], stale[segment]
+            if request.after != before.after:
+                how = max(how, _FRAMES if self._shows_later else _STEPS)
+            if request.before != before.before or how == _FRAMES:
+                found.append(request)
+            elif how == _STEPS:
+                found.append(msgspec.structs.replace(request, frames=False))
+            self._requests[segment] = request
+        return found
+
+    def _requests_for(self, segments: np.ndarray, known: int) -> list[SegmentRequest]:
+        if not len(segments):
+            return []
+        around = self._index.neighbours(segments, CARRY_BACK, self._layout.config.lookahead, known)
         rows = self._index.row[segments].tolist()
-        wanted = tuple(SegmentRequest(row, *sides) for row, sides in zip(rows, around, strict=True))
-        self._jobs += 1
-        return LoadJob(self._jobs - 1, wanted, follow)
+        return [SegmentRequest(row, before, after) for row, (before, after) in zip(rows, around, strict=True)]
 
-    def _catch_up(self, known: int) -> list[LoadJob]:
-        """Load again what now has other neighbours: wholly if a frame may have come, else only what follows."""
-        framed = bool(self._layout.n_step and self._layout.cameras)
-        stale = np.array(sorted(self._stale & self._neighbours.keys()), np.int64)
-        self._stale.clear()
-        again, follow = [], []
-        for segment, (before, after) in zip(stale.tolist(), self._around(stale, known), strict=True):
-            if self._neighbours[segment][0] != before or (framed and self._neighbours[segment][1] != after):
-                again.append(segment)
-            elif self._neighbours[segment][1] != after:
-                follow.append(SegmentRequest(int(self._index.row[segment]), (), after))
-            self._neighbours[segment] = before, after
-        return [self._load(np.array(again, np.int64), known, tuple(follow))] if again or follow else []
-
-    def _around(self, segments: np.ndarray, known: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        return self._index.neighbours(segments, CARRY_BACK, self._layout.lookahead, known) if len(segments) else []
-
-    def _walk(self, segment: int, neighbour: np.ndarray, far: int, steps: np.ndarray | None) -> None:
-        """Mark the segments in memory that lie in one direction, up to `far` steps away, or that many segments."""
-        at, passed = int(neighbour[segment]), 0
-        while at >= 0 and passed < far:
-            if at in self._neighbours:
-                self._stale.add(at)
-            passed += 1 if steps is None else int(steps[at])
-            at = int(neighbour[at])
+    def _touched(self, segment: int) -> tuple[list[int], list[int]]:
+        """The segments before it whose windows may reach into it, and those after it that may have seen its frames."""
+        before: list[int] = []
+        after: list[int] = []
+        index, passed = self._index, 0
+        at = int(index.previous[segment])
+        while at >= 0 and passed < self._layout.config.lookahead:
+            before.append(at)
+            passed += int(index.steps[at])
+            at = int(index.previous[at])
+        at = int(index.following[segment])
+        while at >= 0 and len(after) < CARRY_BACK:
+            after.append(at)
+            at = int(index.following[at])
+        return before, after
 
     def _draws(self, batch: BatchPlan) -> np.ndarray:
         index, segments, draws = self._index, batch.segments, np.empty(len(batch.segments), DRAW)
@@ -183,92 +195,55 @@ class LoadPlanner:
         return draws
 
 
-class LoaderStats(msgspec.Struct):
-    """What a loader did."""
-
-    segments: int = 0
-    damaged: int = 0
-    """segments that could not be read and were left out"""
-    unreadable_frames: int = 0
-    from_gateway: int = 0
-    """segments that had not to be read"""
-    named: set[int] = msgspec.field(default_factory=set)
-    """ledger rows that the log has named"""
-
-    def note(self, loaded: Loaded) -> None:
-        """Count a job that was done and name what is wrong with it."""
-        self.segments += len(loaded.segments)
-        self.unreadable_frames += loaded.unreadable_frames
-        for row, reason in loaded.missing.items():
-            if row in loaded.elsewhere:
-                log.info("the segment in ledger row %d is still in the journal of another machine.", row)
-                continue
-            self.damaged += 1
-            if row not in self.named:
-                log.error("the segment in ledger row %d is left out of training: %s", row, reason)
-                self.named.add(row)
-        for row in loaded.unreadable_in:
-            if row not in self.named:
-                log.error(
-                    "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out.", row
-                )
-                self.named.add(row)
-
-
 class SegmentLoader:
-    """Does jobs in the order of their numbers. `release` and `take` may be called in another thread than `submit`."""
+    """Loads what is submitted, in that order. `take` and `release` may be called in another thread than `submit`."""
 
-    def __init__(
-        self,
-        cache: FrameCache,
-        read: Read,
-        layout: Layout,
-        fresh: FreshSegments,
-        threads: int,
-        read_labels: Callable[[Sequence[int]], dict[int, np.ndarray]] = lambda rows: {},
-    ) -> None:
-        """Without `threads` each job is done when it is taken. `read_labels`: float32[T, L] by ledger row."""
-        self._read_labels = read_labels
-        self._cache, self._store_read, self._layout, self._fresh = cache, read, layout, fresh
+    def __init__(self, cache: FrameCache, read: Read, layout: Layout, threads: int) -> None:
+        """Without `threads` each job is done when it is taken."""
+        self._cache, self._read, self._layout = cache, read, layout
         self._frames = [cache.frames(shape) for shape in range(len(layout.shapes))]
         self._threads = ThreadPoolExecutor(threads, "loading") if threads else None
         self._changed = threading.Condition()
-        self._jobs: dict[int, tuple[LoadJob, Future[Loaded] | None]] = {}
+        self._jobs: deque[tuple[Sequence[SegmentRequest], Future[Loaded] | None]] = deque()
+        """submitted and not taken"""
+        self._submitted = self._taken = 0
         self._turn = 0
-        """the job that gets memory next: those before it have theirs"""
-        self._awaited = -1
-        self._closing = False
-        self.stats = LoaderStats()
+        """number of the job that gets memory next: those before it have theirs"""
+        self._waiting = self._closing = False
+        """whether somebody waits for the next one to take, and whether nobody will any more"""
 
-    def submit(self, job: LoadJob) -> None:
-        """Do it when its turn comes."""
-        self._jobs[job.number] = job, self._threads.submit(self._load, job) if self._threads else None
+    def submit(self, wanted: Sequence[SegmentRequest]) -> None:
+        """A job: load it when its turn comes."""
+        job = self._threads.submit(self._load, wanted, self._submitted) if self._threads else None
+        self._jobs.append((wanted, job))
+        self._submitted += 1
 
-    def take(self, number: int) -> Loaded:
-        """What became of a job; waits for it. Raises `StorageError` if the store cannot be read; ask again then.
+    def take(self) -> Loaded:
+        """What became of the oldest job not taken; waits for it.
 
-        Raises `ConfigError` if there is no room for it although all before it was taken.
+        Raises `StorageError` if the store cannot be read; ask again then. Raises `ConfigError` if there is no room for
+        it although all before it was taken.
         """
-        job, under_way = self._jobs[number]
+        wanted, under_way = self._jobs[0]
         with self._changed:
-            self._awaited = number
+            self._waiting = True
             self._changed.notify_all()
         try:
-            loaded = under_way.result() if under_way else self._load(job)
+            loaded = under_way.result() if under_way else self._load(wanted, self._taken)
         except BaseException:
             # the next try is made here: threads may all wait for this one
-            self._jobs[number] = job, None
+            self._jobs[0] = wanted, None
             raise
-        del self._jobs[number]
-        self.stats.note(loaded)
-        self.release(loaded.unused, 0)
+        with self._changed:
+            self._waiting = False
+            self._taken += 1
+        self._jobs.popleft()
         return loaded
 
     def release(self, frames: Rows, charge: int) -> None:
         """Memory that is not needed any more."""
         with self._changed:
-            if frames or charge:
-                self._cache.release(frames or tuple(np.zeros(0, np.int32) for _ in self._frames), charge)
+            self._cache.release(frames, charge)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -278,98 +253,24 @@ class SegmentLoader:
             self._changed.notify_all()
         if self._threads:
             self._threads.shutdown(cancel_futures=True)
-        self._jobs.clear()
 
-    def _load(self, job: LoadJob) -> Loaded:
+    def _load(self, wanted: Sequence[SegmentRequest], number: int) -> Loaded:
         def reserve(counts: Sequence[int], steps: np.ndarray) -> Rows:
-            return self._reserve(job, counts, int(self._layout.step_bytes(steps).sum()))
+            return self._reserve(number, counts, int(self._layout.step_bytes(steps).sum()))
 
-        return load_segments(job, reserve, self._frames, self._read, self._layout)
+        return load_segments(wanted, reserve, self._frames, self._read, self._layout)
 
-    def _reserve(self, job: LoadJob, counts: Sequence[int], charge: int) -> Rows:
+    def _reserve(self, number: int, counts: Sequence[int], charge: int) -> Rows:
         with self._changed:
             while not self._closing:
-                if job.number <= self._turn and (room := self._cache.reserve(counts, charge)) is not None:
-                    self._turn = max(self._turn, job.number + 1)
+                if number <= self._turn and (room := self._cache.reserve(counts, charge)) is not None:
+                    self._turn = max(self._turn, number + 1)
                     self._changed.notify_all()
                     return room
-                if job.number <= min(self._turn, self._awaited):
+                if number == self._taken and self._waiting:
                     raise ConfigError(
                         f"a cache of {self._cache.cap_bytes} bytes, {self._cache.used_bytes} of them in use, has no "
-                        f"room for {list(counts)} frames of {len(job.wanted)} segments: give it more (cache_bytes)."
+                        f"room for {list(counts)} more frames: give it more (cache_bytes)."
                     )
                 self._changed.wait()
         raise StorageError("the loader was closed.")
-
-    def _read(self, rows: Sequence[int]) -> ReadResult:
-        given = self._fresh.get(rows)
-        with self._changed:
-            self.stats.from_gateway += len(given)
-        others = [row for row in rows if row not in given]
-        found = self._store_read(others) if others else ReadResult({}, {})
-        labels = self._read_labels(rows)
-        return ReadResult({**found.segments, **given}, found.damaged, found.elsewhere, labels)
-
-
-class BatchBuilder:
-    """Makes batches of plans in turn: memory out, memory in, batch. For one thread, whichever it is."""
-
-    def __init__(
-        self, steps: StepCache, cache: FrameCache, loader: SegmentLoader, layout: Layout, config: DatasetConfig
-    ) -> None:
-        self._steps, self._loader, self._layout, self._config = steps, loader, layout, config
-        self._frames = [cache.frames(number) for number in range(len(layout.shapes))]
-        self._loaded = 0
-        """jobs of the running plan that were taken in"""
-        self.replaced = 0
-        """draws that could not be read and were replaced"""
-        self.waited_s = 0.0
-        """for what was to be loaded"""
-        self.elsewhere: set[int] = set()
-        """ledger rows that cannot be read yet, because they lie on another machine"""
-
-    def make(self, plan: LoadPlan, slot: BatchSlot) -> Batch | None:
-        """The batch of `plan` in `slot`, or None if no step of it can be read.
-
-        Raises `StorageError` while the store cannot be read; the same plan may be tried again.
-        """
-        self._drop(plan.drop)
-        for job in plan.jobs[self._loaded :]:
-            before = time.perf_counter()
-            loaded = self._loader.take(job.number)
-            self.waited_s += time.perf_counter() - before
-            self._take_in(loaded)
-            self._loaded += 1
-        self._loaded = 0
-        settled = settle(self._steps, plan.draws)
-        if settled is None:
-            return None
-        (positions, rows), draws = settled, plan.draws
-        if replaced := int((positions != np.arange(len(positions))).sum()):
-            self.replaced += replaced
-            draws = draws[positions]
-        # its own generator for each batch: the same however many were made before by this process
-        rng = np.random.Generator(np.random.Philox(key=[self._config.seed, plan.number]))
-        return gather(
-            self._steps, self._frames, self._layout, draws, rows, self._config, slot, rng, plan.newest_version
-        )
-
-    def _take_in(self, loaded: Loaded) -> None:
-        self._drop([*(segment.row for segment in loaded.segments), *loaded.missing])
-        self.elsewhere.update(loaded.elsewhere)
-        for segment in loaded.segments:
-            self.elsewhere.discard(segment.row)
-            self._steps.insert(segment.row, segment.records, segment.own)
-        for segment in loaded.follow:
-            if segment.row in self._steps:
-                self._steps.look_ahead(segment.row, segment.records)
-
-    def _drop(self, segments: Iterable[int]) -> None:
-        extents = [self._steps.drop(segment) for segment in segments if segment in self._steps]
-        if extents:
-            frames = tuple(
-                np.concatenate([extent.frames[number] for extent in extents])
-                for number in range(len(self._layout.shapes))
-            )
-            own = np.array([extent.own for extent in extents])
-            self._loader.release(frames, int(self._layout.step_bytes(own).sum()))

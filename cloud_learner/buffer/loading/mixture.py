@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,49 +12,46 @@ from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.buffer.loading.windows import Batch
 from cloud_learner.buffer.sampling.budget import apportion
 from wire.errors import ConfigError, InvalidDataError
-from wire.messages.gateway import Segment
 
 
 class DatasetMixture:
-    """Batches of several datasets in turn, as a `ReplayDataset` gives those of one. Each has its own cache."""
+    """Batches of several datasets in turn, as a `ReplayDataset` gives those of one. It closes none of them."""
 
     def __init__(self, datasets: Mapping[str, ReplayDataset], shares: Mapping[str, float]) -> None:
         """`shares` of the batches, by the same names; whoever has no data leaves its share to the others.
 
         Raises `ConfigError` for no dataset, other names, and shares that are not positive.
         """
-        if not datasets or datasets.keys() != shares.keys() or min(shares.values()) <= 0:
+        positive = all(0 < share < math.inf for share in shares.values())
+        if not datasets or datasets.keys() != shares.keys() or not positive:
             raise ConfigError(f"mixture: shares {dict(shares)} must be positive, one for each of {sorted(datasets)}.")
         self.datasets = dict(datasets)
-        self._shares = np.array([shares[name] for name in self.datasets])
+        self._shares = dict(shares)
         self._credit: np.ndarray = np.zeros(len(self.datasets))
 
     def refresh(self, limit: int | None = None) -> int:
         """`ReplayDataset.refresh` of each, up to `limit` segments of each; how many were looked at."""
         return sum(dataset.refresh(limit) for dataset in self.datasets.values())
 
-    def submit(self, row: int, segment: Segment) -> None:
-        """A segment that was just committed; whose robot it is of takes it."""
-        for dataset in self.datasets.values():
-            dataset.submit(row, segment)
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the batches from now on, by name; 0 for who has no data. They sum to 1 unless that is nobody."""
+        there = {name: self._shares[name] * (dataset.eligible_steps > 0) for name, dataset in self.datasets.items()}
+        return {name: share / (sum(there.values()) or 1.0) for name, share in there.items()}
 
     def next(self) -> tuple[str, Batch]:
         """The name of the dataset whose turn it is, and its next batch. Over any number of batches each gets its share
         to within one, counted while the same ones have data. Raises what `ReplayDataset.next` raises.
         """
-        there = np.array([dataset.eligible_steps > 0 for dataset in self.datasets.values()])
-        if not there.any():
-            raise InvalidDataError(f"there is no step to learn from yet in any of {sorted(self.datasets)}.")
-        shares = np.where(there, self._shares, 0.0)
-        draws, credit = apportion(1, shares / shares.sum(), np.where(there, self._credit, 0.0))
+        shares = np.array(list(self.shares.values()))
+        if not shares.any():
+            why = [f"{name}: {dataset.sampler.why_nothing()}" for name, dataset in self.datasets.items()]
+            raise InvalidDataError(f"there is no step to learn from yet. {' '.join(why)}")
+        draws, credit = apportion(1, shares, np.where(shares > 0, self._credit, 0.0))
         name = list(self.datasets)[int(draws.argmax())]
         batch = self.datasets[name].next()
         self._credit = credit
         return name, batch
-
-    def __iter__(self) -> Iterator[tuple[str, Batch]]:
-        while True:
-            yield self.next()
 
     def state(self) -> dict[str, Any]:
         """JSON-able: what `restore` needs to go on with the batch after the last one."""
@@ -71,8 +69,3 @@ class DatasetMixture:
         self._credit = np.array(state["credit"])
         same = [dataset.restore(states[name]) for name, dataset in self.datasets.items()]
         return all(same)
-
-    def close(self) -> None:
-        """Close each."""
-        for dataset in self.datasets.values():
-            dataset.close()

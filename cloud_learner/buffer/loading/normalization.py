@@ -36,7 +36,7 @@ def read_examples(
                 "of the gateway's machine: wait until it seals them, or run `vla-fleet buffer compact` there."
             )
         for segment in found.segments.values():
-            imitable = np.array(layout.starts[segment.episode.source == "demonstration"])[segment.actor]
+            imitable = layout.starts[int(segment.episode.source == "demonstration"), segment.actor]
             states.append(segment.state[imitable])
             if len(imitable) < horizon:
                 continue

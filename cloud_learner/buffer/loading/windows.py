@@ -62,7 +62,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cloud_learner.buffer.loading.cache import StepCache
-from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import TERMINATED, TRUNCATED, Layout
 from cloud_learner.buffer.sampling.target import Moment, StepRuns
 
@@ -89,6 +88,18 @@ class BatchSlot:
             found = self._arrays[name] = memory[begin : begin + size].view(dtype).reshape(shape)
         return found
 
+    def put(self, name: str, values: np.ndarray, dtype: np.dtype | type | None = None) -> np.ndarray:
+        """A copy of `values`, as `dtype` if that is another."""
+        found = self.array(name, values.shape, dtype or values.dtype)
+        found[...] = values
+        return found
+
+    def take(self, name: str, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """`source[rows]`, for `rows` that are all there."""
+        found = self.array(name, (*rows.shape, *source.shape[1:]), source.dtype)
+        # "clip" only because numpy would fill a second buffer to check the indices first
+        return np.take(source, rows, 0, out=found, mode="clip")
+
 
 def settle(pool: StepCache, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """(positions int64[b], rows int64[b]): which of DRAW[b] to use and where in `pool` they begin.
@@ -108,236 +119,164 @@ def settle(pool: StepCache, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] 
     return positions, rows[positions]
 
 
-def spread(
-    pool: StepCache,
-    rows: np.ndarray,
-    offsets: np.ndarray,
-    ticks: int,
-    rng: np.random.Generator,
-    weigh: Weigh | None = None,
-) -> np.ndarray:
-    """int64[b, ticks] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`, by weight."""
-    first = rows - offsets
-    mates, group = pool.columns["mates"][rows], pool.columns["group"][rows]
-    if weigh is None:
-        number = rng.integers(0, mates[:, None], size=(len(rows), ticks))
-    else:
-        every = np.arange(mates.max())
-        others = pool.columns["eligible_offset"][
-            first[:, None] + group[:, None] + np.minimum(every, mates[:, None] - 1)
-        ]
-        until = np.cumsum(np.where(every < mates[:, None], weigh(first[:, None] + others), 0.0), 1)
-        point = rng.random((len(rows), ticks)) * until[:, -1:]
-        number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates[:, None] - 1)
-    return first[:, None] + pool.columns["eligible_offset"][first[:, None] + group[:, None] + number]
+class WindowReader:
+    """Batches of what lies in the step cache `pool` and in `frames`, uint8[rows, h, w, 3] by shape."""
 
+    def __init__(self, pool: StepCache, frames: Sequence[np.ndarray], layout: Layout) -> None:
+        self._pool, self._frames, self._layout, self._config = pool, frames, layout, layout.config
+        unrolled = ~np.array(self._config.rolled, bool) if self._config.max_offset else np.zeros(0, bool)
+        self._unrolled = np.flatnonzero(unrolled)
 
-def postpone(
-    pool: StepCache,
-    start: np.ndarray,
-    online: np.ndarray,
-    may_begin: Sequence[Sequence[bool]],
-    most: int,
-    rng: np.random.Generator,
-    share: float = 1.0,
-    weigh: Weigh | None = None,
-) -> np.ndarray:
-    """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `most`.
+    def gather(
+        self, draws: np.ndarray, rows: np.ndarray, slot: BatchSlot, rng: np.random.Generator, newest_version: int
+    ) -> Batch:
+        """The windows of DRAW[b] that begin at the int64[b] `rows` of the step cache; the arrays lie in `slot`."""
+        config, columns, instructions = self._config, self._pool.columns, tuple(self._config.tasks.values())
+        weigh = self._weigh(draws, newest_version) if config.target.factors else None
+        batch: Batch = {"images": self._images("images/", rows, slot)}
+        batch["instructions"] = [instructions[number] for number in draws["task"].tolist()]
+        for name in ("task", "outcome", "online", "episode", "probability"):
+            batch[name] = slot.put(name, draws[name])
+        seen, offset, return_after = rows, draws["offset"], draws["return_after"]
+        tick = draws["first_tick"] + offset
+        if config.ticks_per_frame > 1:
+            seen = self._spread(rows, offset, rng, weigh)
+            return_after = return_after[:, None]
+            tick = tick[:, None] + (seen - rows[:, None])
+        start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
+        if config.max_offset:
+            delta = self._postpone(seen, draws["online"], rng, weigh)
+            start, tick, age = seen + delta, tick + delta, age + delta
+            # the step may lie behind its segment's end, where no sum is known
+            passed = np.arange(config.max_offset)
+            reward = np.take(columns["reward"], seen[..., None] + passed, mode="clip")
+            to_go = to_go - np.where(passed < delta[..., None], reward, 0.0).sum(-1, dtype=np.float64)
+            batch["seen_state"] = slot.take("seen_state", columns["state"], rows)
+        batch["tick"] = slot.put("tick", tick)
+        run, left = columns["run"][start], columns["left"][start]
+        steps = np.arange(config.horizon)
+        batch["mask"] = mask = slot.put("mask", steps < run[..., None], np.float32)
+        batch["action_is_pad"] = pad = slot.put("action_is_pad", steps >= left[..., None])
+        at = start[..., None] + np.minimum(steps, left[..., None] - 1)
+        batch["actions"] = actions = slot.take("actions", columns["executed"], at)
+        actions *= mask[..., None]
+        batch["reward"] = reward = slot.take("reward", columns["reward"], at)
+        reward[pad] = 0
+        end = np.take(columns["end"], at, mode="clip")
+        for name, code in (("terminated", TERMINATED), ("truncated", TRUNCATED)):
+            batch[name] = slot.put(name, (end == code) & ~pad)
+        reach = np.minimum(np.array(config.ticks_ahead, np.int64), np.maximum(run[..., None] - 1, 0))
+        batch["ahead"] = slot.take("ahead", columns["state"], start[..., None] + reach)
+        for name in ("state", "version", "actor", "delay"):
+            batch[name] = slot.take(name, columns[name], start)
+        self._hold(batch["state"], seen)
+        batch["lag"] = slot.put("lag", newest_version - columns["version"][start])
+        batch["frame_age"] = slot.put("frame_age", age, np.float32)
+        batch["return_to_go"] = slot.put("return_to_go", to_go + return_after, np.float32)
+        if config.labels:
+            values = slot.take("labels", columns["label"], start)
+            batch["labels"] = {name: values[..., number] for number, name in enumerate(config.labels)}
+        if config.n_step:
+            self._add_transition(batch, rows, start, slot)
+        if config.later:
+            index = rng.integers(0, np.clip(run, 1, config.horizon))
+            batch["later_index"] = slot.put("later_index", index)
+            batch["later_state"] = slot.take("later_state", columns["state"], start + index)
+        if config.history:
+            self._add_past(batch, rows, seen, start, slot)
+        return batch
 
-    Evenly among those there are. Were one that there is not replaced by the last that is, half of the windows would be
-    of the ends of episodes as soon as `most` is about as long as they are.
-    `online`: bool[b]. `may_begin`: `Layout.starts`. `share` of the windows are postponed at all.
-    """
-    reach = np.arange(most + 1)
-    at = np.minimum(start[..., None] + reach, len(pool.columns["actor"]) - 1)
-    source = (~online).astype(np.intp).reshape(-1, *(1,) * (at.ndim - 1))
-    able = (reach < pool.columns["run"][start][..., None]) & np.array(may_begin)[source, pool.columns["actor"][at]]
-    if weigh is not None:
-        able &= weigh(at) > 0
-        able[..., 0] = True
-    rank = (rng.random(start.shape) * able.sum(-1)).astype(np.int64)
-    if share < 1:
-        rank[rng.random(start.shape) >= share] = 0
-    return np.argmax(able.cumsum(-1) > rank[..., None], -1)
+    def _spread(
+        self, rows: np.ndarray, offsets: np.ndarray, rng: np.random.Generator, weigh: Weigh | None
+    ) -> np.ndarray:
+        """int64[b, k] steps, each one of the eligible ones that saw the same frames as int64[b] `rows`, by weight."""
+        columns, ticks = self._pool.columns, self._config.ticks_per_frame
+        first, mates = rows - offsets, columns["mates"][rows][:, None]
+        group = (first + columns["group"][rows])[:, None]
+        if weigh is None:
+            number = rng.integers(0, mates, size=(len(rows), ticks))
+        else:
+            every = np.arange(mates.max())
+            others = first[:, None] + columns["eligible_offset"][group + np.minimum(every, mates - 1)]
+            until = np.cumsum(np.where(every < mates, weigh(others), 0.0), 1)
+            point = rng.random((len(rows), ticks)) * until[:, -1:]
+            number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates - 1)
+        return first[:, None] + columns["eligible_offset"][group + number]
 
+    def _postpone(
+        self, start: np.ndarray, online: np.ndarray, rng: np.random.Generator, weigh: Weigh | None
+    ) -> np.ndarray:
+        """int64[b(, k)]: how many steps later than int64[b(, k)] `start` each window begins, 0 to `max_offset`.
 
-def gather(
-    pool: StepCache,
-    frames: Sequence[np.ndarray],
-    layout: Layout,
-    draws: np.ndarray,
-    rows: np.ndarray,
-    config: DatasetConfig,
-    slot: BatchSlot,
-    rng: np.random.Generator,
-    newest_version: int,
-) -> Batch:
-    """The batch of windows of DRAW[b] that begin at the int64[b] `rows` of `pool`; its arrays lie in `slot`."""
-    columns, instructions = pool.columns, tuple(config.tasks.values())
-    weigh = _weigh(pool, draws, config, newest_version) if config.target.factors else None
-    batch: Batch = {"images": {}, "instructions": [instructions[number] for number in draws["task"].tolist()]}
-    for c, camera in enumerate(layout.cameras):
-        number = layout.shape_of[c]
-        image = slot.array(camera, (len(rows), *layout.shapes[number]), np.uint8)
-        # "clip" only because numpy would fill a second buffer to check the indices first
-        np.take(frames[number], columns["frame"][rows, c], 0, out=image, mode="clip")
-        batch["images"][camera] = image  # type: ignore[index]
-    for name in ("task", "outcome", "online", "episode", "probability"):
-        batch[name] = _put(slot, name, draws[name])
-    seen, offset, return_after = rows, draws["offset"], draws["return_after"]
-    tick = draws["first_tick"] + offset
-    if config.ticks_per_frame > 1:
-        seen = spread(pool, rows, offset, config.ticks_per_frame, rng, weigh)
-        return_after = return_after[:, None]
-        tick = tick[:, None] + (seen - rows[:, None])
-    start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
-    if config.max_offset:
-        online, starts = draws["online"], layout.starts
-        delta = postpone(pool, seen, online, starts, config.max_offset, rng, config.offset_share, weigh)
-        start, tick, age = seen + delta, tick + delta, age + delta
-        # the step may lie behind its segment's end, where no sum is known
-        to_go = to_go - _rewards(columns["reward"], seen, delta, config.max_offset)
-    batch["tick"] = _put(slot, "tick", tick)
-    run, left = columns["run"][start], columns["left"][start]
-    steps = np.arange(config.horizon)
-    mask = slot.array("mask", (*start.shape, config.horizon), np.float32)
-    pad = slot.array("action_is_pad", mask.shape, np.bool_)
-    np.less(steps, run[..., None], out=mask, casting="unsafe")
-    np.greater_equal(steps, left[..., None], out=pad)
-    at = start[..., None] + np.minimum(steps, left[..., None] - 1)
-    actions = slot.array("actions", (*at.shape, layout.action_dim), np.float32)
-    np.take(columns["executed"], at, 0, out=actions, mode="clip")
-    actions *= mask[..., None]
-    reward = slot.array("reward", at.shape, np.float32)
-    np.take(columns["reward"], at, 0, out=reward, mode="clip")
-    reward[pad] = 0
-    batch |= {"actions": actions, "reward": reward, "mask": mask, "action_is_pad": pad}
-    end = np.take(columns["end"], at, mode="clip")
-    for name, code in (("terminated", TERMINATED), ("truncated", TRUNCATED)):
-        batch[name] = _put(slot, name, (end == code) & ~pad)
-    ahead = slot.array("ahead", (*start.shape, len(config.ticks_ahead), layout.state_dim), np.float32)
-    if config.ticks_ahead:
-        reach = np.minimum(np.array(config.ticks_ahead), np.maximum(run[..., None] - 1, 0))
-        np.take(columns["state"], start[..., None] + reach, 0, out=ahead, mode="clip")
-    batch["ahead"] = ahead
-    for name in ("state", "version", "actor", "delay"):
-        source = columns[name]
-        values = slot.array(name, (*start.shape, *source.shape[1:]), source.dtype)
-        batch[name] = np.take(source, start, 0, out=values, mode="clip")
-    batch["lag"] = _put(slot, "lag", newest_version - columns["version"][start])
-    if config.max_offset and not all(config.rolled):
-        known = ~np.array(config.rolled)
-        batch["state"][..., known] = columns["state"][seen][..., known]  # type: ignore[index]
-    if config.max_offset:
-        values = slot.array("seen_state", (len(rows), layout.state_dim), np.float32)
-        batch["seen_state"] = np.take(columns["state"], rows, 0, out=values, mode="clip")
-    batch["frame_age"] = _put(slot, "frame_age", age.astype(np.float32))
-    total = slot.array("return_to_go", start.shape, np.float32)
-    np.add(to_go, return_after, out=total, casting="same_kind")
-    batch["return_to_go"] = total
-    if config.labels:
-        values = _put(slot, "labels", columns["label"][start])
-        batch["labels"] = {name: values[..., number] for number, name in enumerate(config.labels)}
-    if config.n_step:
-        _add_transition(batch, pool, frames, layout, rows, start, config, slot)
-    if config.later:
-        index = rng.integers(0, np.clip(run, 1, config.horizon))
-        batch["later_index"] = _put(slot, "later_index", index)
-        states = slot.array("later_state", (*start.shape, layout.state_dim), np.float32)
-        batch["later_state"] = np.take(columns["state"], start + index, 0, out=states, mode="clip")
-    if config.history:
-        _add_past(batch, pool, frames, layout, rows, seen, start, config, slot)
-    return batch
+        Evenly among those there are. Were one that there is not replaced by the last that is, half of the windows would
+        be of the ends of episodes as soon as `max_offset` is about as long as they are. `online`: bool[b].
+        """
+        columns, share = self._pool.columns, self._config.offset_share
+        reach = np.arange(self._config.max_offset + 1)
+        at = np.minimum(start[..., None] + reach, len(columns["actor"]) - 1)
+        source = (~online).astype(np.intp).reshape(-1, *(1,) * (at.ndim - 1))
+        able = (reach < columns["run"][start][..., None]) & self._layout.starts[source, columns["actor"][at]]
+        if weigh is not None:
+            able &= weigh(at) > 0
+            able[..., 0] = True
+        rank = (rng.random(start.shape) * able.sum(-1)).astype(np.int64)
+        if share < 1:
+            rank[rng.random(start.shape) >= share] = 0
+        return np.argmax(able.cumsum(-1) > rank[..., None], -1)
 
+    def _add_transition(self, batch: Batch, rows: np.ndarray, start: np.ndarray, slot: BatchSlot) -> None:
+        """Add what `n_step` asks for; `rows` int64[b] whose frames are shown, `start` int64[b] where windows begin."""
+        columns, n, gamma = self._pool.columns, self._config.n_step, self._config.gamma
+        left, reach = columns["left"][start], columns["reach"][start]
+        seen_later = rows + np.minimum(n, columns["reach"][rows])
+        shown = (columns["frame"][seen_later] >= 0).all(1)
+        ends = (left <= n) & (columns["end"][start + left - 1] == TERMINATED)
+        ticks = np.where(ends, left, np.where(shown, np.minimum(n, reach), 0))
+        steps = np.arange(n)
+        reward = np.take(columns["reward"], start[:, None] + np.minimum(steps, left[:, None] - 1), mode="clip")
+        weight = np.where(steps < ticks[:, None], gamma**steps, 0.0)
+        batch["next_ticks"] = slot.put("next_ticks", ticks, np.int64)
+        batch["n_step_return"] = slot.put("n_step_return", (reward * weight).sum(1), np.float32)
+        batch["discount"] = slot.put("discount", np.where(ends, 0.0, gamma**ticks), np.float32)
+        batch["next_state"] = slot.take("next_state", columns["state"], start + np.minimum(ticks, reach))
+        self._hold(batch["next_state"], seen_later)
+        batch["next_images"] = self._images("next_images/", np.where(shown, seen_later, rows), slot)
 
-def _add_transition(
-    batch: Batch,
-    pool: StepCache,
-    frames: Sequence[np.ndarray],
-    layout: Layout,
-    rows: np.ndarray,
-    start: np.ndarray,
-    config: DatasetConfig,
-    slot: BatchSlot,
-) -> None:
-    """Add what `n_step` asks for to `batch`; arguments as in `gather`, `start` int64[b] where windows begin."""
-    columns, n = pool.columns, config.n_step
-    left, reach = columns["left"][start], columns["reach"][start]
-    seen_later = rows + np.minimum(n, columns["reach"][rows])
-    shown = (columns["frame"][seen_later] >= 0).all(1)
-    ends = (left <= n) & (columns["end"][start + left - 1] == TERMINATED)
-    ticks = np.where(ends, left, np.where(shown, np.minimum(n, reach), 0))
-    steps = np.arange(n)
-    reward = np.take(columns["reward"], start[:, None] + np.minimum(steps, left[:, None] - 1), mode="clip")
-    weight = np.where(steps < ticks[:, None], config.gamma**steps, 0.0)
-    batch["next_ticks"] = _put(slot, "next_ticks", ticks.astype(np.int64))
-    batch["n_step_return"] = _put(slot, "n_step_return", (reward * weight).sum(1).astype(np.float32))
-    batch["discount"] = _put(slot, "discount", np.where(ends, 0.0, config.gamma**ticks).astype(np.float32))
-    state = _put(slot, "next_state", columns["state"][start + np.minimum(ticks, reach)])
-    if config.max_offset and not all(config.rolled):
-        known = ~np.array(config.rolled)
-        state[:, known] = columns["state"][seen_later][:, known]
-    images = {}
-    for c, camera in enumerate(layout.cameras):
-        number = layout.shape_of[c]
-        images[camera] = slot.array(f"next_images/{camera}", (len(rows), *layout.shapes[number]), np.uint8)
-        at = np.where(shown, seen_later, rows)
-        np.take(frames[number], columns["frame"][at, c], 0, out=images[camera], mode="clip")
-    batch["next_state"], batch["next_images"] = state, images
+    def _add_past(self, batch: Batch, rows: np.ndarray, seen: np.ndarray, start: np.ndarray, slot: BatchSlot) -> None:
+        """Add `past_state` and `past_images`; `seen` int64[b(, k)] the steps that windows at `start` were drawn for."""
+        columns, history = self._pool.columns, self._config.history
+        at = start[..., None] + np.arange(-history, 0)
+        batch["past_state"] = slot.take("past_state", columns["state"], at)
+        self._hold(batch["past_state"], np.minimum(at, seen[..., None]))
+        images = {}
+        for c, camera in enumerate(self._layout.cameras):
+            numbers = columns["frame"][rows[:, None] + np.arange(-history, 1), c]
+            for i in reversed(range(history)):
+                numbers[:, i] = np.where(numbers[:, i] < 0, numbers[:, i + 1], numbers[:, i])
+            frames = self._frames[self._layout.shape_of[c]]
+            images[camera] = slot.take(f"past_images/{camera}", frames, numbers[:, :-1])
+        batch["past_images"] = images
 
+    def _images(self, prefix: str, rows: np.ndarray, slot: BatchSlot) -> dict[str, np.ndarray]:
+        """{camera: uint8[b, h, w, 3]} that the steps in int64[b] `rows` saw."""
+        numbers, shape_of = self._pool.columns["frame"][rows], self._layout.shape_of
+        return {
+            camera: slot.take(prefix + camera, self._frames[shape_of[c]], numbers[:, c])
+            for c, camera in enumerate(self._layout.cameras)
+        }
 
-def _add_past(
-    batch: Batch,
-    pool: StepCache,
-    frames: Sequence[np.ndarray],
-    layout: Layout,
-    rows: np.ndarray,
-    seen: np.ndarray,
-    start: np.ndarray,
-    config: DatasetConfig,
-    slot: BatchSlot,
-) -> None:
-    """Add `past_state` and `past_images` to `batch`; arguments as in `gather`."""
-    columns, back = pool.columns, np.arange(-config.history, 0)
-    at = start[..., None] + back
-    states = slot.array("past_state", (*at.shape, layout.state_dim), np.float32)
-    np.take(columns["state"], at, 0, out=states, mode="clip")
-    if config.max_offset and not all(config.rolled):
-        known = ~np.array(config.rolled)
-        states[..., known] = columns["state"][np.minimum(at, seen[..., None])][..., known]
-    images = {}
-    for c, camera in enumerate(layout.cameras):
-        numbers = columns["frame"][rows[:, None] + np.arange(-config.history, 1), c]
-        for i in reversed(range(config.history)):
-            numbers[:, i] = np.where(numbers[:, i] < 0, numbers[:, i + 1], numbers[:, i])
-        number = layout.shape_of[c]
-        images[camera] = slot.array(
-            f"past_images/{camera}", (len(rows), config.history, *layout.shapes[number]), np.uint8
-        )
-        np.take(frames[number], numbers[:, :-1], 0, out=images[camera], mode="clip")
-    batch["past_state"], batch["past_images"] = states, images
+    def _hold(self, state: object, seen: np.ndarray) -> None:
+        """Put what a robot cannot foretell back to what it was at the steps `seen`."""
+        if len(self._unrolled):
+            state[..., self._unrolled] = self._pool.columns["state"][seen][..., self._unrolled]  # type: ignore[index]
 
+    def _weigh(self, draws: np.ndarray, newest_version: int) -> Weigh:
+        """The target's weights, as of the batch's plan, of steps in the episodes of DRAW[b]."""
+        columns, known = self._pool.columns, (~draws["online"], draws["outcome"])
 
-def _weigh(pool: StepCache, draws: np.ndarray, config: DatasetConfig, newest_version: int) -> Weigh:
-    """The target's weights, as of the batch's plan, of steps in the episodes of DRAW[b]."""
+        def weigh(rows: np.ndarray) -> np.ndarray:
+            alike = [np.broadcast_to(each.reshape(-1, *(1,) * (rows.ndim - 1)), rows.shape).ravel() for each in known]
+            runs = StepRuns(columns["actor"][rows].ravel(), columns["version"][rows].ravel(), *alike)
+            return self._config.target.weights(runs, Moment(newest_version)).reshape(rows.shape)
 
-    def weigh(rows: np.ndarray) -> np.ndarray:
-        alike = [np.broadcast_to(column.reshape(-1, *(1,) * (rows.ndim - 1)), rows.shape).ravel() for column in known]
-        runs = StepRuns(pool.columns["actor"][rows].ravel(), pool.columns["version"][rows].ravel(), *alike)
-        return config.target.weights(runs, Moment(newest_version)).reshape(rows.shape)
-
-    known = ~draws["online"], draws["outcome"]
-    return weigh
-
-
-def _rewards(reward: np.ndarray, first: np.ndarray, count: np.ndarray, most: int) -> np.ndarray:
-    """float64[b(, k)]: sum of the rewards of `count` steps from `first` on, at most `most`."""
-    steps = np.arange(most)
-    values = np.take(reward, first[..., None] + steps, mode="clip")
-    return np.where(steps < count[..., None], values, 0.0).sum(-1, dtype=np.float64)
-
-
-def _put(slot: BatchSlot, name: str, values: np.ndarray) -> np.ndarray:
-    found = slot.array(name, values.shape, values.dtype)
-    found[...] = values
-    return found
+        return weigh

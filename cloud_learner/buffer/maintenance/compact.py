@@ -12,7 +12,7 @@ import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import SegmentRow, ShardRow
-from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, move, seal, take_shard
+from cloud_learner.buffer.maintenance.shard_writer import move, seal, take_shard
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 
@@ -27,62 +27,53 @@ class Compacted(msgspec.Struct, frozen=True):
     read_shards: int
     """shards that went: what was left in them was read and written again"""
     written_shards: int
-    freed_bytes: int
-    """of the shards that went, less those that were written"""
+    freed_bytes: int = 0
+    """of the shards that went, less those that were written; `compact` says it"""
 
 
-def compact(
-    store: SegmentStore, ledger: Ledger, now_ns: int, policy: SealPolicy = DEFAULT_POLICY, *, wait_s: float = 30
-) -> Compacted:
+def compact(store: SegmentStore, now_ns: int, *, wait_s: float = 30) -> Compacted:
     """Seal what is ripe, write what is left of mostly forgotten shards and of small ones together, drop the old ones.
 
     One shard at a time, between which others may be at work. Raises `StorageError` when somebody else is at work for
     longer than `wait_s`, and whatever writing may raise.
     """
-    seal(store, ledger, now_ns, policy, wait_s=wait_s)
+    seal(store, now_ns, wait_s=wait_s)
     stuck: Stuck = set()
-    done = Compacted(0, 0, 0)
-    while (more := compact_one(store, ledger, now_ns, stuck, wait_s=wait_s)) is not None:
-        done = Compacted(
-            done.read_shards + more.read_shards,
-            done.written_shards + more.written_shards,
-            done.freed_bytes + more.freed_bytes,
-        )
-    drop_dead(store, ledger, wait_s=wait_s)
-    return done
+    read, written, before = 0, 0, _stored_bytes(store.ledger)
+    while (more := compact_one(store, now_ns, stuck, wait_s=wait_s)) is not None:
+        read, written = read + more.read_shards, written + more.written_shards
+    drop_dead(store, wait_s=wait_s)
+    return Compacted(read, written, before - _stored_bytes(store.ledger))
 
 
 def compact_one(
-    store: SegmentStore, ledger: Ledger, now_ns: int, stuck: Stuck, *, few: int = 2, wait_s: float = 30
+    store: SegmentStore, now_ns: int, stuck: Stuck, *, few: int = 2, wait_s: float = 30
 ) -> Compacted | None:
     """Drop what is dead, and write one shard of what is left of others; None when there is nothing to do.
 
     `few`: how many small shards are worth writing together when they do not fill half a shard. What could not be
     emptied joins `stuck`.
     """
+    ledger = store.ledger
     with ledger.exclusive(wait_s=wait_s):
         sparse = _sparse(ledger)
-        if not any(map(_is_dead, sparse)) and not _worth_rewriting(sparse, stuck, few):
-            return None
-        before = _stored_bytes(ledger)
         # first: a full disk has no room for anything else
-        dropped = _drop_dead(store, ledger)
-        written = 0
+        dropped, written = _drop_dead(store, sparse), 0
         if chosen := _worth_rewriting(sparse, stuck, few):
             spec_hash = chosen[0].spec_hash
             places = [place for shard in chosen for place in ledger.places_in_shard(spec_hash, shard.number)]
             written = rewrite(store, spec_hash, places, now_ns)
-            dropped += _drop_dead(store, ledger)
+            dropped += _drop_dead(store, _sparse(ledger))
             left = {(shard.spec_hash, shard.number) for shard in ledger.shards(spec_hash)}
             stuck |= left & {(shard.spec_hash, shard.number) for shard in chosen}
-        return Compacted(dropped, written, before - _stored_bytes(ledger)) if dropped or written else None
+        return Compacted(dropped, written) if dropped or written else None
 
 
-def drop_dead(store: SegmentStore, ledger: Ledger, *, wait_s: float = 30) -> int:
+def drop_dead(store: SegmentStore, *, wait_s: float = 30) -> int:
     """Delete the shards in which no segment lies any more, and unused journal files. Returns how many shards."""
-    with ledger.exclusive(wait_s=wait_s):
-        dropped = _drop_dead(store, ledger)
-        store.journal.remove_unused(ledger.journals)
+    with store.ledger.exclusive(wait_s=wait_s):
+        dropped = _drop_dead(store, _sparse(store.ledger))
+        store.journal.remove_unused(store.ledger.journals)
         return dropped
 
 
@@ -128,23 +119,17 @@ def _worth_rewriting(shards: Sequence[ShardRow], stuck: Set[tuple[str, int]], fe
     return []
 
 
-def _drop_dead(store: SegmentStore, ledger: Ledger) -> int:
-    dropped = 0
-    for shard in _sparse(ledger):
-        if _is_dead(shard):
-            ledger.mark_dropping(shard.spec_hash, shard.number)
-            store.remove_shard(shard.spec_hash, shard.number)
-            dropped += 1
-    return dropped
+def _drop_dead(store: SegmentStore, shards: Sequence[ShardRow]) -> int:
+    dead = [one for one in shards if one.state == "sealed" and not one.live_segments and not one.damaged_segments]
+    for shard in dead:
+        store.ledger.mark_dropping(shard.spec_hash, shard.number)
+        store.remove_shard(shard.spec_hash, shard.number)
+    return len(dead)
 
 
 def _sparse(ledger: Ledger) -> tuple[ShardRow, ...]:
     """Those of which two fit into one: few of very many."""
     return ledger.shards(below_bytes=SHARD_BYTES // 2)
-
-
-def _is_dead(shard: ShardRow) -> bool:
-    return shard.state == "sealed" and not shard.live_segments and not shard.damaged_segments
 
 
 def _stored_bytes(ledger: Ledger) -> int:

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 
 from cloud_learner.buffer.files import room_warning
-from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.maintenance.compact import Compacted, Stuck, compact, compact_one, drop_dead
 from cloud_learner.buffer.maintenance.prune import Pruned, prune
 from cloud_learner.buffer.maintenance.retention import Bound, Retention
-from cloud_learner.buffer.maintenance.shard_writer import DEFAULT_POLICY, SealPolicy, seal_held
+from cloud_learner.buffer.maintenance.shard_writer import seal_one
 from cloud_learner.buffer.maintenance.verify import VerifyFinding, verify
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.clock import Clock, MonotonicClock
@@ -26,12 +25,14 @@ from wire.errors import FleetError
 __all__ = ["Bound", "Compacted", "Pruned", "Retention", "VerifyFinding", "compact", "drop_dead", "prune", "verify"]
 log = logging.getLogger(__name__)
 _BOUNDS_EVERY_NS = 60 * 10**9
+_BETWEEN_S = 0.05
+"""between two pieces: whoever else waits to seal, prune or compact looks every 20 ms"""
 _FEW_SHARDS = 8
 """Small shards that are worth writing together: fewer would be written again and again."""
 
 
 class MaintenanceThread:
-    """Seals every few seconds, compacts a shard at a time, and each minute forgets what retention says.
+    """Seals and compacts a shard at a time, and each minute forgets what retention says.
 
     What fails is logged and tried again after a pause.
     """
@@ -39,9 +40,7 @@ class MaintenanceThread:
     def __init__(
         self,
         store: SegmentStore,
-        ledger: Ledger,
         retention: Retention | None = None,
-        policy: SealPolicy = DEFAULT_POLICY,
         clock: Clock | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
         every_s: float = 5.0,
@@ -49,9 +48,8 @@ class MaintenanceThread:
     ) -> None:
         """`retention`: None forgets nothing."""
         self._store = store
-        self._ledger = ledger
+        self._ledger = store.ledger
         self._retention = retention or Retention()
-        self._policy = policy
         self._clock = clock or MonotonicClock()
         self._wall_ns = wall_ns
         self._every_s = every_s
@@ -68,31 +66,27 @@ class MaintenanceThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for the shard that is being written, and end."""
+        """Wait for the piece that is under way, and end."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def step(self) -> bool:
-        """Seal, and one piece of whatever else is due; whether there is more to do at once."""
+        """One shard of what is to be sealed and one to be compacted, and the bounds if they are due; whether there may
+        be more to do at once.
+        """
         now_ns = self._clock.now_ns()
-        with self._ledger.exclusive(wait_s=0):
-            done = seal_held(self._store, self._ledger, now_ns, self._policy)
-        if done.shards:
-            log.info("%d segments with %d steps sealed in %d shards.", done.segments, done.rows, done.shards)
+        sealed = seal_one(self._store, now_ns)
+        if sealed is not None:
+            log.info("%d segments with %d steps sealed.", sealed.segments, sealed.rows)
         if now_ns >= self._bounds_due_ns:
             self._bounds_due_ns = now_ns + _BOUNDS_EVERY_NS
             self._keep_bounds()
-        more = compact_one(self._store, self._ledger, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=0)
+        more = compact_one(self._store, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=0)
         if more is not None and more.written_shards:
-            log.info(
-                "%d shards became %d; %.1f MB given back.",
-                more.read_shards,
-                more.written_shards,
-                more.freed_bytes / 1e6,
-            )
-        return more is not None
+            log.info("%d shards became %d.", more.read_shards, more.written_shards)
+        return sealed is not None or more is not None
 
     def _keep_bounds(self) -> None:
         self._store.quarantine.trim(self._retention.quarantine_bytes)
@@ -101,7 +95,7 @@ class MaintenanceThread:
             done = prune(self._ledger, self._retention, self._wall_ns(), wait_s=0, stop=self._stopping.is_set)
             if done.episodes:
                 log.info("%d episodes (%.1f MB) forgotten, as retention says.", done.episodes, done.bytes / 1e6)
-                drop_dead(self._store, self._ledger, wait_s=0)
+                drop_dead(self._store, wait_s=0)
             warnings.add(done.warning)
         # once for as long as it lasts
         for warning in warnings - self._warned - {""}:
@@ -110,7 +104,7 @@ class MaintenanceThread:
 
     def _run(self) -> None:
         failed, more = False, False
-        while not self._stopping.wait(self._pause_s if failed else 0 if more else self._every_s):
+        while not self._stopping.wait(self._pause_s if failed else _BETWEEN_S if more else self._every_s):
             try:
                 if failed:
                     with self._ledger.exclusive(wait_s=0):

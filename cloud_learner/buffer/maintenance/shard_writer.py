@@ -9,118 +9,89 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
-from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow, Unsealed
+from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 
 log = logging.getLogger(__name__)
-
-
-T = TypeVar("T", SegmentRow, Unsealed)
-
-
-class SealPolicy(msgspec.Struct, frozen=True):
-    """When segments move from the journal into a shard."""
-
-    min_rows: int = 2048
-    """finished steps of one robot spec that are worth a shard"""
-    min_bytes: int = SHARD_BYTES // 2
-    """or their size in the journal"""
-    max_age_s: float = 600.0
-    """what has waited so long goes into a shard, however small; so does an episode that got nothing for so long"""
-
-
-DEFAULT_POLICY = SealPolicy()
+MIN_ROWS = 2048
+"""finished steps of one robot spec that are worth a shard"""
+MIN_BYTES = SHARD_BYTES // 2
+"""or their size in the journal"""
+MAX_AGE_S = 600.0
+"""what has waited so long goes into a shard, however small; so does an episode that got nothing for so long"""
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """What a round of sealing did."""
+    """What sealing did."""
 
     shards: int = 0
     segments: int = 0
     rows: int = 0
 
 
-def seal(
-    store: SegmentStore,
-    ledger: Ledger,
-    now_ns: int,
-    policy: SealPolicy = DEFAULT_POLICY,
-    *,
-    force: bool = False,
-    wait_s: float = 0,
-) -> Sealed:
-    """Move what is ripe into shards, and remove journal files that nobody needs any more.
-
-    `now_ns`: the clock of `committed_ns`. `force`: everything is ripe. `wait_s`: how long to wait for somebody else who
-    seals, compacts or prunes. Raises `StorageError` when they are not done by then, and whatever writing may raise; a
-    shard that was begun is removed by `SegmentStore.clean`.
-    """
-    with ledger.exclusive(wait_s=wait_s):
-        return seal_held(store, ledger, now_ns, policy, force=force)
-
-
-def seal_held(
-    store: SegmentStore, ledger: Ledger, now_ns: int, policy: SealPolicy = DEFAULT_POLICY, *, force: bool = False
-) -> Sealed:
-    """As `seal`, for the holder of `ledger.exclusive`."""
-    if not store.journal_is_here():
-        return Sealed()
+def seal(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: float = 0) -> Sealed:
+    """Move all that is ripe into shards: `seal_one` again and again, between which others may be at work."""
     done = Sealed()
-    by_spec: dict[str, list[Unsealed]] = {}
-    for segment in ledger.unsealed():
-        # a file that is gone is no reason to forget its segments: `verify` says so, and a person decides
-        if store.journal.has(segment.journal):
-            by_spec.setdefault(segment.spec_hash, []).append(segment)
-        else:
-            log.error("segment %s lies in journal file %d, which is gone.", segment.id, segment.journal)
-    for spec_hash, segments in by_spec.items():
-        ripe, due = _ripe(segments, now_ns, policy, force)
-        while ripe and (due or _worth(ripe, policy)):
+    while (more := seal_one(store, now_ns, force=force, wait_s=wait_s)) is not None:
+        done = Sealed(done.shards + more.shards, done.segments + more.segments, done.rows + more.rows)
+    return done
+
+
+def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: float = 0) -> Sealed | None:
+    """Move what is ripe into one shard, and remove journal files that nobody needs any more; None if nothing is ripe.
+
+    Whoever commits segments waits for none of what is read, packed and stored, only for short transactions. `now_ns`:
+    the clock of `committed_ns`. `force`: everything is ripe. `wait_s`: how long to wait for somebody else who seals,
+    compacts or prunes. Raises `StorageError` when they are not done by then, and whatever writing may raise; a shard
+    that was begun is removed by `SegmentStore.clean`.
+    """
+    with store.ledger.exclusive(wait_s=wait_s):
+        if not store.journal_is_here():
+            return None
+        by_spec: dict[str, list[SegmentRow]] = {}
+        for segment in store.ledger.unsealed():
+            # a file that is gone is no reason to forget its segments: `verify` says so, and a person decides
+            if segment.journal is not None and store.journal.has(segment.journal):
+                by_spec.setdefault(segment.spec_hash, []).append(segment)
+            else:
+                log.error("segment %s lies in journal file %s, which is gone.", segment.id, segment.journal)
+        for spec_hash, segments in by_spec.items():
+            if not (ripe := _ripe(segments, now_ns, force)):
+                continue
             chosen = take_shard(ripe)
             moved, damaged = move(store, spec_hash, chosen, now_ns)
             for segment in chosen:
                 if segment.row in damaged:
-                    _set_aside(store, ledger, segment, damaged[segment.row])
-            rows = sum(segment.steps for segment in chosen if segment.row not in damaged)
-            done = Sealed(done.shards + bool(moved), done.segments + moved, done.rows + rows)
-    if done.segments:
-        store.journal.remove_unused(ledger.journals)
-    return done
+                    _set_aside(store, segment, damaged[segment.row])
+            store.journal.remove_unused(store.ledger.journals)
+            return Sealed(bool(moved), moved, sum(segment.steps for segment in chosen if segment.row not in damaged))
+    return None
 
 
-def _ripe(
-    segments: Sequence[Unsealed], now_ns: int, policy: SealPolicy, force: bool
-) -> tuple[list[list[Unsealed]], bool]:
-    """The episodes that may be sealed, in order, and whether that is due however few they are."""
+def _ripe(segments: Sequence[SegmentRow], now_ns: int, force: bool) -> list[list[SegmentRow]]:
+    """The episodes that may be sealed, in order; none while they are few and nothing waited for long."""
 
-    def waited(segment: Unsealed) -> bool:
+    def waited(segment: SegmentRow) -> bool:
         # a stamp in the future is one of before the machine started
-        return not 0 <= now_ns - segment.committed_ns <= policy.max_age_s * 1e9
+        return not 0 <= now_ns - segment.committed_ns <= MAX_AGE_S * 1e9
 
     ripe = []
-    for _, group in itertools.groupby(segments, key=lambda segment: segment.episode_number):
+    for _, group in itertools.groupby(segments, key=lambda segment: segment.episode):
         episode = list(group)
         if force or episode[-1].finished or all(map(waited, episode)):
             ripe.append(episode)
-    return ripe, force or any(map(waited, itertools.chain(*ripe)))
+    every = list(itertools.chain(*ripe))
+    worth = sum(one.steps for one in every) >= MIN_ROWS or sum(one.bytes for one in every) >= MIN_BYTES
+    return ripe if force or worth or any(map(waited, every)) else []
 
 
-def _worth(ripe: Sequence[Sequence[Unsealed]], policy: SealPolicy) -> bool:
-    return (
-        sum(segment.steps for episode in ripe for segment in episode) >= policy.min_rows
-        or sum(segment.bytes for episode in ripe for segment in episode) >= policy.min_bytes
-    )
-
-
-def take_shard(episodes: list[list[T]]) -> list[T]:
+def take_shard(episodes: list[list[SegmentRow]]) -> list[SegmentRow]:
     """As many of the first segments as fit into one shard; they are taken out of `episodes`, which holds some."""
-    chosen: list[T] = []
+    chosen: list[SegmentRow] = []
     room = SHARD_BYTES
     while episodes:
         episode = episodes[0]
@@ -136,7 +107,7 @@ def take_shard(episodes: list[list[T]]) -> list[T]:
 
 
 def move(
-    store: SegmentStore, spec_hash: str, segments: Sequence[SegmentRow | Unsealed], now_ns: int
+    store: SegmentStore, spec_hash: str, segments: Sequence[SegmentRow], now_ns: int
 ) -> tuple[int, dict[int, str]]:
     """Write segments into a shard of their own; how many, and by row why others could not be read: they stay."""
     found = store.read_records([segment.row for segment in segments])
@@ -145,8 +116,7 @@ def move(
     return store.write_shard(spec_hash, records, now_ns) if records else 0, found.damaged
 
 
-def _set_aside(store: SegmentStore, ledger: Ledger, segment: Unsealed, why: str) -> None:
+def _set_aside(store: SegmentStore, segment: SegmentRow, why: str) -> None:
     log.error("segment %s (row %d) is damaged and set aside: %s", segment.id, segment.row, why)
-    at = Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256)
-    store.quarantine.put(segment.id, store.journal.raw(at), why)
-    ledger.mark_damaged([segment.row])
+    store.quarantine.put(segment.id, store.journal.raw(segment.journaled), why)
+    store.ledger.mark_damaged([segment.row])

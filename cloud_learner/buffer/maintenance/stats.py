@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from cloud_learner.buffer.files import room_warning
-from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.store import SegmentStore
 
@@ -52,8 +51,9 @@ class Stats(msgspec.Struct, frozen=True):
     """of a disk that is nearly full"""
 
 
-def collect(ledger: Ledger, store: SegmentStore) -> Stats:
+def collect(store: SegmentStore) -> Stats:
     """Count everything; a few aggregates over the ledger."""
+    ledger = store.ledger
     shares = tuple(Share(*row) for row in ledger.shares())
     totals, shards, newest = ledger.totals(), ledger.shards(), ledger.newest_version()
     waiting = ledger.in_journal()

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Set
 
 import msgspec
 
-from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, ShardRow
+from cloud_learner.buffer.ledger.rows import ShardRow
 from cloud_learner.buffer.maintenance.compact import rewrite
 from cloud_learner.buffer.store.shard import metadata, shard_key
 from cloud_learner.buffer.store.store import MARK, SegmentStore
@@ -28,7 +27,7 @@ class VerifyFinding(msgspec.Struct, frozen=True):
     """the ledger row of the segment it is about, if it is about one"""
 
 
-def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterator[VerifyFinding]:
+def verify(store: SegmentStore, repair: bool = False) -> Iterator[VerifyFinding]:
     """Compare the object of every shard, and every record of the journal, with the SHA-256 in the ledger.
 
     Where an object differs, every segment in the shard is read and compared, so that only those are named that are hit.
@@ -38,23 +37,23 @@ def verify(store: SegmentStore, ledger: Ledger, repair: bool = False) -> Iterato
     """
     listed = set(store.objects.list())
     known = {MARK}
-    for shard in ledger.shards():
+    for shard in store.ledger.shards():
         known.update(metadata(store.spec(shard.spec_hash)))
         known.add(shard_key(shard.spec_hash, shard.number))
         # in a shard that nothing lives in any more, nothing can be lost
         if shard.state == "sealed" and shard.live_segments:
-            yield from _verify_shard(store, ledger, shard, repair)
-    yield from _verify_metadata(store, ledger, {shard.spec_hash for shard in ledger.shards()}, repair)
-    yield from _verify_journal(store, ledger, repair)
+            yield from _verify_shard(store, shard, repair)
+    yield from _verify_metadata(store, {shard.spec_hash for shard in store.ledger.shards()}, repair)
+    yield from _verify_journal(store, repair)
     for key in sorted(listed - known):
         yield VerifyFinding(False, f"object {store.objects.place}/{key} belongs to nothing the ledger knows.")
 
 
-def _alone(ledger: Ledger, repair: bool) -> contextlib.AbstractContextManager[None]:
-    return ledger.exclusive(wait_s=30) if repair else contextlib.nullcontext()
+def _alone(store: SegmentStore, repair: bool) -> contextlib.AbstractContextManager[None]:
+    return store.ledger.exclusive(wait_s=30) if repair else contextlib.nullcontext()
 
 
-def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: bool) -> list[VerifyFinding]:
+def _verify_shard(store: SegmentStore, shard: ShardRow, repair: bool) -> list[VerifyFinding]:
     key, data = shard_key(shard.spec_hash, shard.number), b""
     try:
         data = store.objects.get(key)
@@ -65,15 +64,15 @@ def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: 
         )
     except CorruptDataError as error:
         reason = str(error)
-    with _alone(ledger, repair):
-        places = ledger.places_in_shard(shard.spec_hash, shard.number)
+    with _alone(store, repair):
+        places = store.ledger.places_in_shard(shard.spec_hash, shard.number)
         if not places:
             return []  # everything was moved out of it, or forgotten, while it was being looked at
         damaged: dict[int, str] = {}
         for first in range(0, len(places), _READ_AT_ONCE):
             rows = [place.row for place in places[first : first + _READ_AT_ONCE]]
             damaged |= store.read_records(rows, cached=False).damaged
-        found = [VerifyFinding(True, reason), *_set_aside(store, ledger, damaged, {key: data}, reason, repair)]
+        found = [VerifyFinding(True, reason), *_set_aside(store, damaged, {key: data}, reason, repair)]
         whole = [place for place in places if place.row not in damaged]
         if repair and whole:
             written = rewrite(store, shard.spec_hash, whole, shard.created_ns)
@@ -82,9 +81,7 @@ def _verify_shard(store: SegmentStore, ledger: Ledger, shard: ShardRow, repair: 
     return found
 
 
-def _verify_metadata(
-    store: SegmentStore, ledger: Ledger, spec_hashes: Set[str], repair: bool
-) -> Iterator[VerifyFinding]:
+def _verify_metadata(store: SegmentStore, spec_hashes: Set[str], repair: bool) -> Iterator[VerifyFinding]:
     """Whether an outside reader finds the arrays."""
     for spec_hash in sorted(spec_hashes):
         for key, expected in metadata(store.spec(spec_hash)).items():
@@ -96,12 +93,12 @@ def _verify_metadata(
                 error = str(gone)
             yield VerifyFinding(True, f"{error} {'It was written again.' if repair else '`--repair` writes it again.'}")
             if repair:
-                with _alone(ledger, repair):
+                with _alone(store, repair):
                     store.objects.put(key, expected)
 
 
-def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterator[VerifyFinding]:
-    unsealed = ledger.unsealed()
+def _verify_journal(store: SegmentStore, repair: bool) -> Iterator[VerifyFinding]:
+    unsealed = store.ledger.unsealed()
     if unsealed and not store.journal_is_here():
         yield VerifyFinding(
             False, f"{len(unsealed)} segments lie in the journal of another machine, {store.journal.directory}."
@@ -112,17 +109,16 @@ def _verify_journal(store: SegmentStore, ledger: Ledger, repair: bool) -> Iterat
         hit = list(store.read_records(list(some)).damaged)
         if not hit:
             continue
-        with _alone(ledger, repair):
+        with _alone(store, repair):
             found = []
             for row, reason in store.read_records(hit).damaged.items():
-                segment = some[row]
-                raw = store.journal.raw(Journaled(segment.journal, segment.offset, segment.bytes, segment.sha256))
-                found += _set_aside(store, ledger, {row: reason}, {segment.id: raw}, reason, repair)
+                raw = store.journal.raw(some[row].journaled)
+                found += _set_aside(store, {row: reason}, {some[row].id: raw}, reason, repair)
         yield from found
 
 
 def _set_aside(
-    store: SegmentStore, ledger: Ledger, damaged: dict[int, str], copies: dict[str, bytes], reason: str, repair: bool
+    store: SegmentStore, damaged: dict[int, str], copies: dict[str, bytes], reason: str, repair: bool
 ) -> list[VerifyFinding]:
     """Name damaged segments; with `repair`, mark them and keep a copy of the damaged bytes."""
     if repair:
@@ -130,8 +126,8 @@ def _set_aside(
             if data:
                 store.quarantine.put(label, data, reason)
         if damaged:
-            ledger.mark_damaged(sorted(damaged))
-    places = ledger.places(sorted(damaged))
+            store.ledger.mark_damaged(sorted(damaged))
+    places = store.ledger.places(sorted(damaged))
     names = {row: places[row].id if row in places else "?" for row in damaged}
     aside = " and was set aside" if repair else ""
     return [

@@ -89,6 +89,8 @@ class EligibleSteps:
         self._weight = Growing(np.float64)
         self._cost_of, self._cost = cost, Growing(np.int64)
         self._in_epoch = Growing(np.bool_)
+        self._counts = np.zeros((2 * len(index.tasks), index.world), np.int64)
+        """runs that may be drawn, by stratum and the rank that they were dealt to"""
         self._kinds: dict[int, int] = {}
         """where weights change with the newest version, the first run by `version << 9 | actor << 1 | demonstration`"""
 
@@ -106,6 +108,13 @@ class EligibleSteps:
     def in_epoch(self) -> np.ndarray:
         """bool[segments known]: drawn block by block, not independently; to be written"""
         return self._in_epoch.all
+
+    def split(self, stratum: int) -> bool:
+        """Whether each rank draws from its own episodes of it; while one has nothing there, all draw from all of it.
+
+        So no rank is without data while others have some, and all agree, each from what it knows.
+        """
+        return self.index.world > 1 and bool((self._counts[stratum] > 0).all())
 
     def look(self, watermark: int, newest_version: int, anew: bool) -> tuple[np.ndarray, int]:
         """Move to a later moment: (int64 runs that came, the first run whose weight may have changed or that is new).
@@ -132,9 +141,21 @@ class EligibleSteps:
             kinds = index.run_version[some].astype(np.int64) << 9 | index.run_actor[some].astype(np.int64) << 1 | shown
             for kind, at in zip(*map(np.ndarray.tolist, np.unique(kinds, return_index=True)), strict=True):
                 self._kinds.setdefault(kind, known + at)
-        self._weight.cut(first)
+        self._count(first, self._weight.cut(first), -1)
         self._weight.append(self.weights_at(np.arange(first, runs), watermark, newest_version))
+        self._count(first, self._weight.all[first:], 1)
         return np.arange(known, runs), first
+
+    def _count(self, first: int, weight: np.ndarray, change: int) -> None:
+        """Runs from `first` on have these weights, or had them."""
+        if self.index.world > 1:
+            runs = first + np.flatnonzero(weight)
+            np.add.at(self._counts, (self.strata(runs), self.index.ranks(self.index.run_segment[runs])), change)
+
+    def strata(self, runs: np.ndarray) -> np.ndarray:
+        """int64[k] stratum of each of int64[k] `runs`: 2 * task + online."""
+        segment = self.index.run_segment[runs]
+        return 2 * self.index.task[segment] + self.index.online[segment]
 
     def _first_moved(self, earlier: int) -> int:
         """The first run, of the beginning of its segment, that had another weight with the `earlier` newest version."""

@@ -78,7 +78,7 @@ class SamplerState(msgspec.Struct, frozen=True):
     watermark: int
     newest_version: int
     content: int
-    """checksum of the ledger rows"""
+    """checksum of the ledger rows and of whom they were dealt to, which changes where some were pruned before"""
     credit: list[list[float]]
     losses: dict[str, list[list[float]]]
     strata: list[StratumState]
@@ -118,6 +118,8 @@ class Sampler:
         self._budget, self._batch, self._seed, self.echo = budget_bytes, batch, seed, echo
         adaptive = target.mix.online
         self._losses = Losses(adaptive) if isinstance(adaptive, OnlineShare) else None
+        # ranks that draw from the same data must not draw the same
+        self._stream = seed + (index.rank << 64)
         self._number = self._repeated = 0
         self._reset()
         self.refresh(newest_version)
@@ -126,7 +128,7 @@ class Sampler:
         self._held = HeldSegments()
         self._known = EligibleSteps(self._index, self._target, self._cost)
         self._strata = [
-            Stratum(number, self._known, self._held, self._seed) for number in range(2 * len(self._index.tasks))
+            Stratum(number, self._known, self._held, self._stream) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
         self._recent: dict[int, WeightedRuns] = {}
@@ -136,7 +138,7 @@ class Sampler:
         self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
         self._stale = False
         self._content = 0
-        """checksum of the ledger rows that are known and there"""
+        """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
 
     # --- between batches ------------------------------------------------------------------------------------------
 
@@ -172,15 +174,14 @@ class Sampler:
     def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
         before = 0 if anew else self._known.segments
         runs, first = self._known.look(watermark, newest_version, anew)
-        some = slice(before, self._known.segments)
-        there = self._index.row[some][~self._index.gone[some]]
+        some = before + np.flatnonzero(~self._index.gone[before : self._known.segments])
+        there = self._index.row[some] * self._index.world + self._index.ranks(some)
         self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
         self._held.grow(self._known.segments)
-        segment = self._index.run_segment[runs]
-        number = 2 * self._index.task[segment] + self._index.online[segment]
+        number = self._known.strata(runs)
         for stratum in self._strata:
             stratum.look(runs[number == stratum.number], first, anew)
-        self._mass = np.array([stratum.eligible.mass for stratum in self._strata]).reshape(-1, 2)
+        self._mass = np.array([stratum.mass for stratum in self._strata]).reshape(-1, 2)
 
     def _usual_shares(self) -> np.ndarray:
         """float64[tasks, 2] of the strata, an adaptive online share counted as 0.5: what memory is divided by."""
@@ -225,14 +226,14 @@ class Sampler:
         """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
         shares = strata_shares(self._target.mix, self._index.tasks, self._mass, self._losses)
         if not shares.any():
-            raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
+            raise InvalidDataError(f"there is no step to learn from yet: {self.why_nothing()}")
         self._held.start_batch()
         for stratum in self._strata:
             stratum.start_batch(self.echo)
         parts = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
-        rng = generator(self._seed, 1, self._number)
+        rng = generator(self._stream, 1, self._number)
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = rng.permutation(self._batch)
         segments = self._index.run_segment[runs[order]]
@@ -300,8 +301,8 @@ class Sampler:
             runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
         return runs, offsets
 
-    def _why_nothing(self) -> str:
-        """Why no step may be drawn, and what to do about it."""
+    def why_nothing(self) -> str:
+        """Why no step may be drawn, when none may, and what to do about it."""
         tasks, known = self._index.tasks, self._known
         here = int((~self._index.gone[: known.segments]).sum())
         if not here:
@@ -314,8 +315,7 @@ class Sampler:
                 f"the target gives no weight to any of {here} segments at policy version {known.newest_version}. "
                 "Record a demonstration, take a robot over, or allow data of older versions."
             )
-        parts = [f"{task} ({part})" for task in tasks for part in ("offline", "online")]
-        some = ", ".join(part for part, stratum in zip(parts, self._strata, strict=True) if stratum.steps)
+        some = ", ".join(stratum.name for stratum in self._strata if stratum.steps)
         return f"the mix gives no share to {some}, the only data there is. Change the shares, or record other data."
 
     # --- going on later, and looking in ---------------------------------------------------------------------------

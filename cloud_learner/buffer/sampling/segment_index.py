@@ -57,10 +57,9 @@ _RUN = {
 class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend`.
 
-    Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, the episodes of a
-    validation share, and, where several
-    ranks share one buffer, the episodes of other ranks: of each `world` episodes of a task and source that follow each
-    other, every rank gets one. Not for several threads at once.
+    Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and the episodes of a
+    validation share. Where several ranks share one buffer, each knows all of it, and episodes are dealt: of each
+    `world` episodes of a task and source that follow each other, every rank gets one. Not for several threads at once.
     """
 
     row: np.ndarray
@@ -136,6 +135,7 @@ class SegmentIndex:
             "number": Growing(np.int64),
             "task": Growing(np.int32),
             "demonstration": Growing(np.bool_),
+            "rank": Growing(np.int32),
             "outcome": Growing(np.int8),
             # segment number of its last segment, -1 until that is there, and how many there are
             "last": Growing(np.int64),
@@ -143,8 +143,8 @@ class SegmentIndex:
             # segment number of the one that came first
             "first": Growing(np.int64),
         }
-        self._dealt: dict[tuple[str, str], int] = {}
-        """episodes seen so far by task and source, of all ranks"""
+        self._to_deal: dict[tuple[int, int], tuple[np.random.Generator, list[int]]] = {}
+        """by task and source, the ranks that get the next episodes of this turn"""
         self._after = Growing(np.float64)
         # by the (episode, index) of a neighbour that is not there: the segment that waits for it. Few episodes are open
         self._no_following: dict[int, int] = {}
@@ -212,6 +212,10 @@ class SegmentIndex:
             self._segment[other].all[beside[beside >= 0]] = -1
             self._segment[one].all[newly] = -1
         return newly
+
+    def ranks(self, segments: np.ndarray) -> np.ndarray:
+        """int32[k]: whom the episode of each of these int64[k] segments was dealt to."""
+        return self._episode["rank"].all[self.episode[segments]]
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         """int64[k] segment numbers of int64[k] ledger rows, -1 for rows that are not here or gone."""
@@ -293,36 +297,39 @@ class SegmentIndex:
         """int64[n] dense episode number, -1 for those left out; new episodes are noted."""
         different, inverse = np.unique(numbers, return_inverse=True)
         dense = np.empty(len(different), np.int64)
-        new: list[tuple[int, int, bool]] = []
+        new: list[tuple[int, int, int, int]] = []
         for position, number in enumerate(different.tolist()):
             known = self._dense.get(number)
             if known is None:
                 known = self._dense[number] = self._new_episode(number, facts[number], new)
             dense[position] = known
         if new:
-            taken = np.array([number for number, _, _ in new], np.int64)
-            self._episode["number"].append(taken)
-            self._episode["task"].append(np.array([task for _, task, _ in new]))
-            self._episode["demonstration"].append(np.array([demonstration for _, _, demonstration in new]))
+            for name, values in zip(("number", "task", "demonstration", "rank"), np.array(new).T, strict=True):
+                self._episode[name].append(values)
             self._episode["outcome"].append(np.full(len(new), -1))
             self._episode["last"].append(np.full(len(new), -1))
             self._episode["segments"].append(np.zeros(len(new), np.int64))
             self._episode["first"].append(np.full(len(new), 2**62))
         return dense[inverse]
 
-    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
+    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
         if not on_side(facts.id, self._validation, self._held_out):
             return -1
-        kind = facts.task, facts.source
-        turn, place = divmod(self._dealt.get(kind, 0), self.world)
-        self._dealt[kind] = turn * self.world + place + 1
-        # robots that take turns must not end up with one rank each
-        if self.world > 1 and np.random.default_rng(turn).permutation(self.world)[place] != self.rank:
-            return -1
-        new.append((number, self.tasks.index(facts.task), facts.source == _DEMONSTRATION))
+        kind = self.tasks.index(facts.task), int(facts.source == _DEMONSTRATION)
+        new.append((number, *kind, self._deal(kind) if self.world > 1 else 0))
         return len(self.episode_numbers) + len(new) - 1
+
+    def _deal(self, kind: tuple[int, int]) -> int:
+        if kind not in self._to_deal:
+            # what is left over of each kind must not be the same rank's
+            self._to_deal[kind] = np.random.default_rng(kind), []
+        rng, ranks = self._to_deal[kind]
+        if not ranks:
+            # robots that take turns must not end up with one rank each
+            ranks += rng.permutation(self.world).tolist()
+        return ranks.pop()
 
     def _append_runs(self, index: SegmentColumns, wanted: np.ndarray, added: np.ndarray) -> None:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)

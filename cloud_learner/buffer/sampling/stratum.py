@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import numpy as np
 
@@ -9,6 +11,7 @@ from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, 
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
 
+log = logging.getLogger(__name__)
 _BESIDE = 4
 """such a part of a stratum's bytes is for what is held beside its sweep, before it joins the epoch"""
 
@@ -26,6 +29,7 @@ class Stratum:
 
     def __init__(self, number: int, known: EligibleSteps, held: HeldSegments, seed: int) -> None:
         self.number, self._known, self._held, self._seed = number, known, held, seed
+        self.name = f"{known.index.tasks[number // 2]} ({'online' if number % 2 else 'offline'})"
         self.epochs = 0
         """begun so far"""
         self.sweep: Sweep | None = None
@@ -34,6 +38,8 @@ class Stratum:
         self._whole_segments, self._whole_bytes = Growing(np.int64), 0
         self._allotted, self._echo = 0, 1.0
         self._runs = Growing(np.int64)
+        self._split = self._told = False
+        """whether this rank has its own part, and whether the log said that it has not"""
         self.eligible = WeightedRuns(known.index)
         self.bytes = self.largest = self.steps = 0
         """bytes of all eligible segments, and of the largest one; eligible steps"""
@@ -43,9 +49,13 @@ class Stratum:
     def look(self, runs: np.ndarray, first: int, anew: bool) -> None:
         """int64 `runs` came; weights may have changed from run `first` on, or with `anew` segments may have left."""
         known = self._known
+        if self._split != (split := known.split(self.number)):
+            self._split, first, anew = split, 0, True
+            if self.sweep:
+                self._stop_sweep()
         self._runs.append(runs)
         now = self._runs.all[self._runs.all.searchsorted(first) :]
-        now = now[known.weight[now] > 0]
+        now = self._ours(now[known.weight[now] > 0])
         before, weight = self.eligible.cut(first)
         same = now[: len(before)]
         if anew or not (np.array_equal(same, before) and np.array_equal(known.weight[same], weight)):
@@ -64,6 +74,19 @@ class Stratum:
             largest = int(known.cost[known.segments_of(self.eligible.runs)].max(initial=0))
             self.largest = 0
         self.largest = max(self.largest, largest)
+        if self.steps and known.index.world > 1 and not (split or self._told):
+            self._told = True
+            log.info("%s: all ranks draw from all of it until each has something to draw of its own.", self.name)
+
+    def _ours(self, runs: np.ndarray) -> np.ndarray:
+        """Those of int64[k] `runs` that this rank draws from."""
+        index = self._known.index
+        return runs[index.ranks(index.run_segment[runs]) == index.rank] if self._split else runs
+
+    @property
+    def mass(self) -> float:
+        """Sum of the weights of this rank's steps; a rank's part of it where all ranks draw from all."""
+        return self.eligible.mass / (1 if self._split else self._known.index.world)
 
     def masses(self) -> tuple[float, float]:
         """Sums of the weights of the steps drawn by `draw`, and of those in `whole`."""
@@ -119,7 +142,7 @@ class Stratum:
         assert self.sweep
         self.sweep.room = self._allotted
         self._set_scale(self.sweep)
-        self.sweep.begin(self._runs.all, self.bytes)
+        self.sweep.begin(self._ours(self._runs.all), self.bytes)
         self.epochs += 1
         self.sweep.note_left(self._hold_whole())
 
@@ -183,7 +206,7 @@ class Stratum:
         self._allotted, self.epochs, self._echo = state.allotted, state.epochs, echo
         if state.sweep:
             self.sweep = Sweep(self.number, self._known, self._held, self._seed, self._renew)
-            self.sweep.restore(state.sweep, self._runs.all)
+            self.sweep.restore(state.sweep, self._ours(self._runs.all))
         if self._allotted:
             self._hold_whole()
         self._moved, self._first = False, len(self._known.weight)

@@ -34,7 +34,7 @@ _NAME = re.compile(r"([0-9]{8,})\.journal\Z")
 
 
 class Journal:
-    """The journal in `directory`. Constructing it touches nothing; the first `append` begins a file."""
+    """The journal in `directory`. Constructing it touches nothing; the first `append_all` begins a file."""
 
     def __init__(self, directory: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
         self.directory = directory
@@ -43,10 +43,6 @@ class Journal:
         self._descriptor = -1
         self._number = 0
         self._end = 0
-
-    def append(self, payload: bytes) -> Journaled:
-        """As `append_all`, for one record."""
-        return self.append_all([payload])[0]
 
     def append_all(self, payloads: Sequence[bytes]) -> list[Journaled]:
         """Write records, in this order, with one flush; all are on the device when this returns.
@@ -87,10 +83,9 @@ class Journal:
             )
         return payload
 
-    def raw(self, at: Journaled) -> bytes:
-        """What stands in place of a damaged record, as much as there is."""
-        path = self._path(at.journal)
-        if not path.exists():
+    def raw(self, at: Journaled | None) -> bytes:
+        """What stands in place of a damaged record, as much as there is; nothing for one that lies elsewhere."""
+        if at is None or not (path := self._path(at.journal)).exists():
             return b""
         with storage_errors("journal", path), open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), _HEADER.size + at.bytes, at.offset)
@@ -152,7 +147,7 @@ class Journal:
         return sorted(int(match[1]) for name in names if (match := _NAME.match(name)))
 
     def close(self) -> None:
-        """Give the open file up; the next `append` begins another one."""
+        """Give the open file up; the next `append_all` begins another one."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)

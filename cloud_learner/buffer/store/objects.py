@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
+import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -45,7 +45,7 @@ class ObjectStore(Protocol):
     cache: RangeCache | None
     """of what `read` brought"""
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         """Store `data`, replacing what is there; durable when this returns. Raises `StorageError`."""
         ...
 
@@ -66,8 +66,8 @@ class ObjectStore(Protocol):
         """Remove an object; one that is not there is as well removed."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """Keys of the objects in the folder `prefix` and below."""
+    def list(self) -> Iterator[str]:
+        """Keys of all objects."""
         ...
 
     def clean(self) -> int:
@@ -102,11 +102,10 @@ class LocalObjects:
         self.cache: RangeCache | None = None
         self.root = root
         self.place = str(root)
-        self._numbers = iter(range(2**62))
 
-    def put(self, key: str, data: bytes) -> None:
-        name = f"{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}{TEMPORARY}"
-        write_durably(self.root / key, data, "store", self.root / _WRITING / name)
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        temporary = self.root / _WRITING / f"{secrets.token_hex(8)}{TEMPORARY}"
+        write_durably(self.root / key, data, "store", temporary)
 
     def get(self, key: str) -> bytes:
         try:
@@ -131,8 +130,8 @@ class LocalObjects:
         with storage_errors("store", self.root / key):
             (self.root / key).unlink(missing_ok=True)
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        for folder, folders, names in os.walk(self.root / prefix):
+    def list(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self.root):
             relative = Path(folder).relative_to(self.root)
             if relative == Path("."):
                 folders[:] = [name for name in folders if name != _WRITING]
@@ -183,7 +182,7 @@ class RemoteObjects:
         # its threads begin with the first requests
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="objects")
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         try:
             # in one request: an upload in parts that is cut leaves parts that nobody sees but somebody pays
             obstore.put(self._uploads, key, data, use_multipart=False)
@@ -210,9 +209,9 @@ class RemoteObjects:
         # obstore's own `get_ranges` ends the process for an object that is shorter than it should be
         runs = _runs(spans)
 
-        def fetch(run: _ObjectRun) -> bytes:
+        def fetch(run: _ObjectRun) -> memoryview:
             try:
-                data = bytes(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
+                data = memoryview(obstore.get_range(self._store, run.key, start=run.first, end=run.end))
             except (BaseError, OSError) as error:
                 # what begins behind the end of an object is no worse than what ends there; nor is it tried again
                 if not isinstance(error, OSError) and " retries" not in str(error) and self._size(run.key) < run.end:
@@ -226,7 +225,7 @@ class RemoteObjects:
         for run, data in zip(runs, self._pool.map(fetch, runs), strict=True):
             for number in run.spans:
                 _, first, end = spans[number]
-                found[number] = data[first - run.first : end - run.first]
+                found[number] = bytes(data[first - run.first : end - run.first])
         return found
 
     def delete(self, key: str) -> None:
@@ -237,13 +236,13 @@ class RemoteObjects:
         except (BaseError, OSError) as error:
             raise self._explained(error, key) from None
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def list(self) -> Iterator[str]:
         try:
-            for some in obstore.list(self._store, prefix=prefix or None):
+            for some in obstore.list(self._store):
                 for entry in some:
                     yield entry["path"]
         except (BaseError, OSError) as error:
-            raise self._explained(error, prefix) from None
+            raise self._explained(error, "") from None
 
     def clean(self) -> int:
         return 0  # an object is put in one request

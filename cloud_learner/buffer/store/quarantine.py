@@ -21,24 +21,16 @@ log = logging.getLogger(__name__)
 _SUFFIX = ".quarantine"
 
 
-class _Note(msgspec.Struct, frozen=True):
-    """The first line of a file, as JSON."""
+class QuarantineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that lies in quarantine; what stands before the defaults is the first line of its file, as JSON."""
 
-    robot: str
-    reason: str
-    wall_ns: int
-
-
-class QuarantineEntry(msgspec.Struct, frozen=True):
-    """One thing that lies in quarantine."""
-
-    id: str
     robot: str
     """who sent it, '' for a copy of what was found damaged on disk"""
     reason: str
     wall_ns: int
     """when it came, nanoseconds since 1970"""
-    bytes: int
+    id: str = ""
+    bytes: int = 0
 
 
 class Quarantine:
@@ -57,7 +49,7 @@ class Quarantine:
         Raises `DiskFullError`, `NotWritableError` or `StorageError`.
         """
         name = f"{re.sub(r'[^A-Za-z0-9_=-]', '-', label)[-100:]}-{hashlib.sha256(data).hexdigest()[:12]}"
-        note = msgspec.json.encode(_Note(robot, reason, time.time_ns()))
+        note = msgspec.json.encode(QuarantineEntry(robot, reason, time.time_ns()))
         write_durably(self._path(name), note + b"\n" + data, "quarantine")
         return name
 
@@ -112,10 +104,10 @@ class Quarantine:
             except FileNotFoundError:
                 return None
         try:
-            note = msgspec.json.decode(line, type=_Note)
+            note = msgspec.json.decode(line, type=QuarantineEntry)
         except msgspec.DecodeError as error:
-            note = _Note("", f"its first line cannot be read: {error}", 0)
-        return QuarantineEntry(path.name.removesuffix(_SUFFIX), note.robot, note.reason, note.wall_ns, size)
+            note = QuarantineEntry("", f"its first line cannot be read: {error}", 0)
+        return msgspec.structs.replace(note, id=path.name.removesuffix(_SUFFIX), bytes=size)
 
 
 def describe(entry: QuarantineEntry, data: bytes) -> str:

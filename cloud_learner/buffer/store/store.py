@@ -1,6 +1,6 @@
 """The store of segments: journal first, shards later, and one way to read both.
 
-A segment is taken by `append`: its record is on the device, then its ledger row is committed. The sealer moves records
+A segment is taken by `append_all`: its record is on the device, then its ledger row is committed. Sealing moves records
 into a shard. A reader asks the ledger where a record lies each time, so it sees it in one place or the other, and when
 it was moved between the question and the answer it asks again.
 """
@@ -18,13 +18,20 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, SegmentRow
+from cloud_learner.buffer.ledger.rows import SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.quarantine import Quarantine
 from cloud_learner.buffer.store.shard import FORMAT, encode_shard, metadata, read_spans, shard_key
 from wire import codec
-from wire.errors import CorruptDataError, InvalidDataError, MessageTooLargeError, ProtocolError, StorageError
+from wire.errors import (
+    CorruptDataError,
+    FormatError,
+    InvalidDataError,
+    MessageTooLargeError,
+    ProtocolError,
+    StorageError,
+)
 from wire.messages.gateway import CameraFrames, Segment
 from wire.types import RobotSpec
 
@@ -66,6 +73,8 @@ class SegmentStore:
         self.objects = objects
         self.ledger = ledger
         self._specs: dict[str, RobotSpec] = {}
+        self._described: set[str] = set()
+        """specs of which this process wrote the metadata, which never change"""
         self._appending = threading.Lock()
         self._owner = ""
 
@@ -92,10 +101,6 @@ class SegmentStore:
         self.journal.close()
 
     # --- writing --------------------------------------------------------------------------------------------------
-
-    def append(self, segment: Segment, received_ns: int, committed_ns: int) -> int | None:
-        """As `append_all`, for one segment."""
-        return self.append_all([(segment, received_ns)], committed_ns)[0]
 
     def append_all(self, segments: Sequence[tuple[Segment, int]], committed_ns: int) -> list[int | None]:
         """Take segments, each with when it was received: all on the device and committed when this returns, or none.
@@ -126,8 +131,10 @@ class SegmentStore:
         """
         number = self.ledger.reserve_shard(spec_hash, created_ns)
         try:
-            for key, data in metadata(self.spec(spec_hash)).items():
-                self.objects.put(key, data)
+            if spec_hash not in self._described:
+                for key, described in metadata(self.spec(spec_hash)).items():
+                    self.objects.put(key, described)
+                self._described.add(spec_hash)
             data = encode_shard(list(records.values()))
             self.objects.put(shard_key(spec_hash, number), data)
             ends = np.cumsum([len(record) for record in records.values()]).tolist()
@@ -183,7 +190,7 @@ class SegmentStore:
         except msgspec.DecodeError as error:
             raise StorageError(f"{self.objects.place}/{MARK}: {error}. Is this a store of vla-fleet?") from error
         if found != FORMAT:
-            raise StorageError(
+            raise FormatError(
                 f"store {self.objects.place} has format {found}, this vla-fleet reads format {FORMAT}: "
                 "install the vla-fleet that wrote it, or choose another --store."
             )
@@ -192,11 +199,9 @@ class SegmentStore:
 
     def spec(self, spec_hash: str) -> RobotSpec:
         """The robot spec of this hash. Raises `InvalidDataError` if the ledger does not know it."""
-        spec = self._specs.get(spec_hash) or self.ledger.spec(spec_hash)
-        if spec is None:
-            raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
-        self._specs[spec_hash] = spec
-        return spec
+        if spec_hash not in self._specs:
+            self._specs[spec_hash] = self.ledger.spec(spec_hash)
+        return self._specs[spec_hash]
 
     def read(self, rows: Sequence[int]) -> ReadResult:
         """The segments of these ledger rows, equal to the last bit to the canonical ones that were taken.
@@ -273,9 +278,8 @@ class SegmentStore:
         return [found for place in places for found in self._read_group([place], cached=False)]
 
     def _payloads(self, places: Sequence[SegmentRow], cached: bool) -> list[bytes]:
-        first = places[0]
-        if first.journal is not None:
-            return [self.journal.read(Journaled(first.journal, first.offset, first.bytes, first.sha256))]
+        if (at := places[0].journaled) is not None:
+            return [self.journal.read(at)]
         keys = [shard_key(place.spec_hash, place.shard) for place in places if place.shard is not None]
         spans = [(key, at.offset, at.offset + at.bytes) for key, at in zip(keys, places, strict=True)]
         payloads = read_spans(self.objects, spans, cached)

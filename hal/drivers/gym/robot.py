@@ -1,7 +1,7 @@
 """Any Gymnasium environment as a robot, by its id (Towers et al. 2024, "Gymnasium", arXiv 2407.17032).
 
 One `step` of the environment is one control period; the control loop paces it. After an episode has terminated, or was
-truncated, nothing moves any more: the robot keeps answering with its last state until it is reset.
+truncated, nothing moves any more: until it is reset the robot answers with its last state, and that it is over.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class GymRobot:
         self._env: Any = None
         self._seen: Any = None
         self._tick = 0
-        self._ended = False
-        self._success = False
+        self._success = self._terminated = self._truncated = False
         self._executed: np.ndarray = np.zeros(self.spec.action_dim, np.float32)
         self._frames: dict[str, tuple[int, Frame]] = {}
 
@@ -64,7 +63,8 @@ class GymRobot:
         self._env, self.task = None, ""
         env = self._env_for(wanted, seed)
         self._seen, _ = self._call("reset", lambda: env.reset(seed=seed, options=wanted.options or None))
-        self._env, self._tick, self._ended, self._success = env, 0, False, False
+        self._env, self._tick = env, 0
+        self._success = self._terminated = self._truncated = False
         self._frames.clear()
         self.task, self._text = task, wanted.instruction or task.replace("-", " ").replace("_", " ")
         self._executed = rest_action(self.spec, np.nan_to_num(self._state()))
@@ -84,19 +84,19 @@ class GymRobot:
         """
         require_scene(self._where, "write", self._env)
         executed = limit_action(self.spec, action)
-        if self._ended:
-            return Feedback(hold_action(self.spec, self._executed), 0.0, self._success)
+        if self._terminated or self._truncated:
+            return self._feedback(hold_action(self.spec, self._executed), 0.0)
         space = self._env.action_space
         # a copy, as some environments scale the action in place
         given = executed.astype(space.dtype).reshape(space.shape).copy()
         self._seen, reward, terminated, truncated, info = self._call("step", lambda: self._env.step(given))
         self._tick += 1
         self._executed = executed
-        self._ended = bool(terminated) or bool(truncated)
+        self._terminated, self._truncated = bool(terminated), bool(truncated)
         ended_well = terminated and self.config.success_when_terminated
         told = next((info[key] for key in self.config.success_keys if key in info), ended_well)
         self._success = bool(np.all(np.asarray(told, float) > 0.5))
-        return Feedback(executed, float(reward), self._success)
+        return self._feedback(executed, float(reward))
 
     def close(self) -> None:
         """Close all environments. May be called twice."""
@@ -107,6 +107,9 @@ class GymRobot:
             self._call("close", env.close)
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _feedback(self, executed: np.ndarray, reward: float) -> Feedback:
+        return Feedback(executed, reward, self._success, terminated=self._terminated, truncated=self._truncated)
 
     @property
     def _where(self) -> str:

@@ -80,6 +80,10 @@ def joint_state(names: Sequence[str], position: Sequence[float] | np.ndarray, ti
     return message
 
 
+FLAGS = ("success", "terminated", "truncated")
+"""of `Feedback`: further names of an `executed` message, 1 or 0"""
+
+
 def read_executed(message: Any, names: Sequence[str]) -> tuple[np.ndarray, dict[str, float]]:
     """(float32[da], everything else by name) of an `executed` message. Raises `InvalidDataError`."""
     values = dict(zip(message.name, message.position, strict=False))

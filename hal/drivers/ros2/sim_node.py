@@ -29,6 +29,7 @@ import numpy as np
 
 from hal.drivers.ros2.messages import (
     COMPRESSED,
+    FLAGS,
     IMAGE,
     JOINT_STATE,
     TRAJECTORY,
@@ -276,7 +277,8 @@ class SimRobotNode:
         self._publish(self.robot.read())
         if command is None:
             return
-        more = {"reward": feedback.reward, "success": float(feedback.success), "joint_states": self._stamp - command}
+        more = {"reward": feedback.reward, "joint_states": self._stamp - command}
+        more |= {flag: float(getattr(feedback, flag)) for flag in FLAGS}
         more |= {f"camera/{name}": stamp - command for name, (_, stamp, _) in self._frames.items()}
         names = [*(d.name for d in self.robot.spec.action), *more]
         self._send(self._executed_publisher, joint_state(names, [*feedback.executed.tolist(), *more.values()], command))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource
-from hal.drivers.ros2.messages import StateReader, decode_picture, fit_picture, read_executed, stamp_ns
+from hal.drivers.ros2.messages import FLAGS, StateReader, decode_picture, fit_picture, read_executed, stamp_ns
 from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
 from hal.interfaces.robot import Feedback
 from wire.clock import Clock
@@ -269,7 +269,8 @@ class MessageSynchronizer:
             if "executed" in self._wrong:
                 raise RobotError(f"robot '{self._spec.embodiment}': {self._wrong['executed']}")
             executed, more = self._executed.pop(stamp)
-            feedback = Feedback(executed, more.get("reward", 0.0), more.get("success", 0.0) > 0.5)
+            success, terminated, truncated = (more.get(flag, 0.0) > 0.5 for flag in FLAGS)
+            feedback = Feedback(executed, more.get("reward", 0.0), success, terminated=terminated, truncated=truncated)
             if not self._config.stepped:
                 return feedback
             if self._changed.wait_for(lambda: self._arrived(stamp, more), deadline - time.monotonic()):

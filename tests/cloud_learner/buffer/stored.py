@@ -63,6 +63,12 @@ def count_changes(ledger):
     return found
 
 
+def put(store, segment, committed_ns=2):
+    """Take one segment; its row, None if it was there."""
+    (row,) = store.append_all([(segment, committed_ns - 1)], committed_ns)
+    return row
+
+
 class Buffer:
     """A writer of one place, and what was put into it by row."""
 
@@ -76,7 +82,7 @@ class Buffer:
     def add(self, segments, committed_ns=1000):
         rows = []
         for segment in segments:
-            row = self.store.append(segment, committed_ns - 1, committed_ns)
+            row = put(self.store, segment, committed_ns)
             self.segments[row] = segment
             rows.append(row)
         return rows

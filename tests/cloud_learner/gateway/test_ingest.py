@@ -240,14 +240,20 @@ def _broken_tables(jpeg):
     return jpeg[: table + 4] + b"\xff" * 26 + jpeg[table + 30 :]
 
 
-@pytest.mark.parametrize("damage", [_broken_tables, lambda jpeg: jpeg[: len(jpeg) * 3 // 4] + b"\xff\xd9"])
-def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage):
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_broken_tables, "is no JPEG image"),
+        (lambda jpeg: jpeg[: len(jpeg) * 3 // 4] + b"\xff\xd9", "cannot be decoded"),
+    ],
+)
+def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage, says):
     (segment,) = fake_episode(SPEC, "e", steps=8)
     frames = segment.frames["camera0"]
     encoded = (frames.encoded[0], damage(frames.encoded[1]), *frames.encoded[2:])
     bad = replace(segment, frames={"camera0": replace(frames, encoded=encoded)})
     result = gateway.accept(bad)
-    assert (result.outcome, "camera 'camera0': frame 1 cannot be decoded" in result.reason) == ("quarantined", True)
+    assert (result.outcome, f"camera 'camera0': frame 1 {says}" in result.reason) == ("quarantined", True)
 
 
 def test_latency_is_measured_in_the_gateways_clock(gateway):

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
+from cloud_learner.buffer.sampling.segment_index import on_side
 from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from policies.common.weights import unpack
+from wire.errors import InvalidDataError, StorageError
 
 
 class Pretrained:
@@ -126,3 +128,106 @@ def test_random_weights_still_wait_for_demonstrations(tmp_path):
         assert rehearsal.trainer.phase == "waiting"
     finally:
         rehearsal.close()
+
+
+@pytest.mark.slow
+def test_online_it_draws_no_more_than_robots_bring_and_pretraining_does_not_count(tmp_path):
+    plain = fake()
+    algorithm = replace(plain.algorithm, pretrain_steps=60, publish_every_s=0.1)
+    limited = replace(plain, samples_per_insert=1.0, algorithm=algorithm)
+    fleet = InProcessFleet(tmp_path, limited)
+    try:
+        drawn_per_step = algorithm.batch * algorithm.ticks_per_frame
+        while fleet.trainer.phase != "online":
+            fleet.turn(1, 1.0)
+        before = fleet.trainer.learner.gradient_steps, fleet.ledger.totals().steps
+        # more was drawn by now than is recorded
+        assert before[0] * drawn_per_step > 1.5 * before[1]
+        for restarted in (False, True):
+            if restarted:
+                fleet.trainer.save()
+                fleet.trainer.close()
+                fleet.trainer = again(fleet)
+            began = fleet.trainer.learner.gradient_steps
+            for _ in range(200):
+                fleet.turn(1, 1.0)
+                drawn = (fleet.trainer.learner.gradient_steps - before[0]) * drawn_per_step
+                # the batch that reaches the limit may pass it
+                assert drawn < fleet.ledger.totals().steps - before[1] + drawn_per_step
+            assert fleet.trainer.learner.gradient_steps > began
+    finally:
+        fleet.close()
+
+
+def test_a_ledger_and_a_store_that_are_away_are_said_once_and_batches_go_on(fleet, monkeypatch, caplog):
+    fleet.demonstrate(1)
+    trainer, source = fleet.trainer, fleet.trainer._source
+    for _ in range(3):
+        fleet.clock.advance(10**9)
+        trainer.step()
+    asked = []
+
+    def away(what):
+        asked.append(what)
+        raise StorageError(f"the {what} is away.")
+
+    def steps():
+        before = trainer.learner.gradient_steps
+        for _ in range(100):
+            fleet.clock.advance(5 * 10**7)
+            trainer.step()
+        return trainer.learner.gradient_steps - before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "refresh", lambda limit: away("ledger"))
+        assert steps() == 100
+        # 5 s: after 0.1, 0.2, ... 1.6, 3.2 s
+        assert 1 < len(asked) <= 7
+        patch.setattr(source, "next", lambda: away("store"))
+        assert steps() == 0
+        assert asked.count("store") <= 7
+    assert caplog.text.count("the ledger is away") == caplog.text.count("the store is away") == 1
+    fleet.clock.advance(30 * 10**9)
+    assert steps() == 100
+
+
+def _drawn(fleet, trainer):
+    """Ids of the episodes of some batches."""
+    for _ in range(20):
+        fleet.clock.advance(10**9)
+        trainer.step()
+    trainer._note_drawn()
+    drawn = trainer._trained_on
+    return {row.id for row in fleet.ledger.episodes() if row.number in drawn}
+
+
+def test_what_the_recipe_holds_out_is_not_trained_on_and_nobody_waits_for_more_in_its_place(tmp_path):
+    fleet = InProcessFleet(tmp_path, replace(fake(), validation=0.5), robots=0)
+    try:
+        everything = held_out = set()
+        while held_out == everything or not held_out:
+            # their names are drawn at random
+            fleet.demonstrate(int(bool(everything)))
+            everything = {row.id for row in fleet.ledger.episodes()}
+            held_out = {name for name in everything if on_side(name, 0.5, held_out=True)}
+        assert _drawn(fleet, fleet.trainer) == everything - held_out
+    finally:
+        fleet.close()
+
+
+def test_it_trains_on_a_snapshot_and_on_nothing_later(tmp_path):
+    fleet = InProcessFleet(tmp_path, fake(), robots=0)
+    try:
+        first = {row.id for row in fleet.ledger.episodes()}
+        fleet.ledger.take_snapshot("first")
+        fleet.demonstrate(3)
+        line = fleet.server.connect("trainer")
+        with pytest.raises(InvalidDataError, match=r"no snapshot 'frist'.*Did you mean 'first'"):
+            factories.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="frist")
+        trainer = factories.make_trainer(
+            fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="first"
+        )
+        assert _drawn(fleet, trainer) == first
+        trainer.close()
+    finally:
+        fleet.close()

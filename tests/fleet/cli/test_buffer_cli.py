@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from typer.testing import CliRunner
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.gateway.ingest import Ingest
+from fleet.cli import exchange
 from fleet.cli.__main__ import app
-from fleet.config.data_directory import DataDirectory
+from fleet.config.data_directory import DataDirectory, RunIdentity
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import fake
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.types import PolicyVersion
@@ -30,11 +34,10 @@ def data(tmp_path: Path) -> Path:
     ledger.see_robot("r1", SPEC, "clock", 1)
     for number, (source, actor) in enumerate((("demonstration", 2), ("online", 0), ("online", 1))):
         episode = fake_episode(SPEC, f"e{number}", source=source, actor=[actor] * 100, steps=100, seed=number)
-        for segment in episode:
-            assert store.append(segment, 5, 6) is not None
-    assert seal(store, ledger, 7, force=True).shards == 1
+        assert None not in store.append_all([(segment, 5) for segment in episode], 6)
+    assert seal(store, 7, force=True).shards == 1
     for segment in fake_episode(SPEC, "e3", actor=[0] * 40, steps=40, seed=3, finished=False):
-        store.append(segment, time.monotonic_ns(), time.monotonic_ns())
+        store.append_all([(segment, time.monotonic_ns())], time.monotonic_ns())
     numbers = [ledger.episode(f"e{n}").number for n in range(2)]  # type: ignore[union-attr]
     ledger.commit_version(PolicyVersion(1, "ab", 2, 0, 10, 5, 2), "1.safetensors", numbers[:1])
     ledger.commit_version(PolicyVersion(2, "cd", 2, 1, 20, 5, 4), "2.safetensors", numbers[1:])
@@ -191,12 +194,27 @@ def test_tail_shows_the_newest_segments(data: Path) -> None:
         (["import-lerobot", "nowhere", "--scale", "a=b"], "--scale a=b: give a number"),
         (["label", "e1", "success"], "label 'success': write NAME=VALUE"),
         (["label", "e1", "success=yes"], "success=yes: give a number"),
-        (["export-lerobot", "out", "--held-out"], "validation 0.0: give a share"),
+        (["export-lerobot", "out", "--held-out", "--validation", "0"], "validation 0.0: give a share"),
+        (["export-lerobot", "out", "--held-out"], "no fleet has worked there.*Give --validation SHARE"),
+        (["export-lerobot", "out", "--held-out", "--recipe", "fake"], "recipe 'fake' holds nothing out"),
     ],
 )
 def test_wrong_options_say_what_to_do(data: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(arguments[0], *arguments[1:], "--data", data)
+
+
+def holding_out(seed: int) -> Recipe:
+    return replace(fake(seed), validation=0.25)
+
+
+def test_an_export_splits_as_the_trainer_does_unless_it_is_told_otherwise(data: Path) -> None:
+    mine = f"{__name__}:holding_out"
+    assert exchange._held_out_share(data, mine, None, True) == exchange._held_out_share(data, mine, None, False) == 0.25
+    assert exchange._held_out_share(data, mine, 0.5, True) == 0.5
+    assert exchange._held_out_share(data, mine, None, None) == 0.0, "all of it"
+    DataDirectory(data).prepare(RunIdentity(mine, 0, SPEC.hash)).close()
+    assert exchange._held_out_share(data, "", None, True) == 0.25
 
 
 def test_no_buffer_says_so(tmp_path: Path) -> None:

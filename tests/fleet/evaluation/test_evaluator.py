@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from fleet.evaluation.evaluator import Conditions, Evaluator, EvaluatorConfig, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
+from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
@@ -166,3 +168,18 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
     assert results == [True, True, True, False]
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_a_rollout_ends_with_the_environment(bench: Bench, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    policy, write = Knowing(bench.robot), bench.robot.write
+    written: list[np.ndarray] = []
+    policy.load(b"good", 1)
+
+    def ends(action: np.ndarray) -> Feedback:
+        written.append(action)
+        return msgspec.structs.replace(write(action), **{flag: len(written) == 3})
+
+    monkeypatch.setattr(bench.robot, "write", ends)
+    assert not rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, 60, Conditions())
+    assert len(written) == 3

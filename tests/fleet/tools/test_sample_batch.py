@@ -10,6 +10,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from cloud_learner.buffer.loading.dataset import ReplayDataset
@@ -20,12 +21,13 @@ from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.launch.factories import dataset_config
 from fleet.tools import sample_batch
-from fleet.tools.sample_batch import contact_sheet, draw_batch, render, summarize
+from fleet.tools.sample_batch import DrawnBatch, contact_sheet, draw_batches, render, summarize
 from tests.cloud_learner.buffer.synthetic import fake_episode
 from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import ACTORS
 
 RECIPE = get_recipe("fake")
+ARM = get_recipe("state")
 STEPS = 40
 
 
@@ -43,13 +45,20 @@ def data(tmp_path: Path) -> Path:
             ledger.take_snapshot("demonstrations")
         task = RECIPE.tasks[number % len(RECIPE.tasks)]
         actors = [ACTORS.index(actor)] * STEPS
-        for segment in fake_episode(
+        segments = fake_episode(
             RECIPE.spec, f"e{number}", task=task, source=source, steps=STEPS, actor=actors, seed=number
-        ):
-            store.append(segment, 5, 6)
+        )
+        store.append_all([(segment, 5) for segment in segments], 6)
     store.close()
     ledger.close()
     return root
+
+
+def draw_batch(root: Path, **options) -> DrawnBatch:
+    """As the fleet's own recipe does."""
+    (drawn,), missing = draw_batches(root, {"": 1.0}, **options)
+    assert not missing and (drawn.share, drawn.turns) == (1.0, 1)
+    return drawn
 
 
 def episodes(root: Path, **options) -> set[str]:
@@ -114,6 +123,12 @@ def test_only_what_a_snapshot_holds_and_one_side_of_the_split(data: Path, monkey
     assert 0 < len(held_out) < 8
     assert episodes(data, validation=0.5, held_out=True) == held_out
     assert episodes(data, validation=0.5) == names - held_out
+    holding_out = replace(large, validation=0.5)
+    monkeypatch.setattr(sample_batch, "recipe_of", lambda _root: (holding_out, Overrides()))
+    assert episodes(data, held_out=True) == held_out, "the recipe's share"
+    assert episodes(data) == names - held_out
+    assert episodes(data, validation=0.0) == names
+    monkeypatch.setattr(sample_batch, "recipe_of", lambda _root: (large, Overrides()))
     with pytest.raises(InvalidDataError, match=r"no snapshot 'demonstration'.*Did you mean 'demonstrations'"):
         draw_batch(data, snapshot="demonstration")
     with pytest.raises(ConfigError, match="held_out needs the share"):
@@ -140,10 +155,80 @@ def test_a_contact_sheet_has_a_row_for_each_camera(data: Path) -> None:
 
 
 def test_the_command(data: Path, tmp_path: Path) -> None:
-    words = ["buffer", "sample", "--data", str(data), "--snapshot", "demonstrations", "--n-step", "3"]
-    done = CliRunner().invoke(app, [*words, "--json", "--pictures", str(tmp_path / "sheet.png")])
+    words = "--snapshot", "demonstrations", "--n-step", "3"
+    done = sample(data, *words, "--json", "--pictures", str(tmp_path / "sheet.png"))
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    found = json.loads(done.stdout)
     assert found["actors"] == {"human": 1.0} and "next_state" in found["arrays"]
     assert cv2.imread(str(tmp_path / "sheet.png")).shape == (2 * 190, 8 * 160, 3)
-    assert "actors: human 100%" in CliRunner().invoke(app, words).output
+    assert "actors: human 100%" in sample(data, *words).output
+
+
+@pytest.fixture
+def two_robots(data: Path) -> Path:
+    """And what another kind of robot recorded, without a camera."""
+    ledger, store = DataDirectory(data).buffer.open_writer()
+    ledger.see_robot("r2", ARM.spec, "clock", 1)
+    for number in range(2):
+        for segment in fake_episode(
+            ARM.spec, f"arm{number}", robot="r2", task=ARM.tasks[0], source="demonstration", steps=STEPS, seed=number
+        ):
+            store.append_all([(segment, 5)], 6)
+    store.close()
+    ledger.close()
+    return data
+
+
+def sample(root: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["buffer", "sample", "--data", str(root), *words])
+
+
+def test_two_kinds_of_robots_have_their_shares_of_the_batches(two_robots: Path, tmp_path: Path) -> None:
+    words = "--recipe", "fake=0.7", "--recipe", "state=0.3"
+    done = sample(two_robots, *words, "--json", "--pictures", str(tmp_path / "sheet.png"))
+    assert done.exit_code == 0, done.output
+    fake, arm = json.loads(done.stdout)
+    assert [(one["recipe"], one["turns"]) for one in (fake, arm)] == [("fake", 7), ("state", 3)]
+    assert [fake["share"], arm["share"]] == pytest.approx([0.7, 0.3])
+    assert (fake["segments"], arm["segments"]) == (8, 2)
+    for found, recipe in ((fake, RECIPE), (arm, ARM)):
+        assert found["arrays"]["state"]["shape"][-1] == recipe.spec.state_dim
+        assert sum(name.startswith("images/") for name in found["arrays"]) == len(recipe.spec.cameras)
+    assert RECIPE.spec.state_dim != ARM.spec.state_dim
+    assert [path.name for path in tmp_path.glob("*.png")] == ["sheet-fake.png"], "the other has no camera"
+    text = sample(two_robots, *words).stdout
+    assert "70.0% of the batches, 7 of 10 drawn:" in text and "30.0% of the batches, 3 of 10 drawn:" in text
+    assert "recipe 'fake' trains" in text and "recipe 'state' trains" in text
+
+
+def test_a_small_share_is_shown_too(two_robots: Path) -> None:
+    (often, seldom), _ = draw_batches(two_robots, {"fake": 1.0, "state": 0.001})
+    assert (often.turns, seldom.turns) == (10, 0) and seldom.share == pytest.approx(0.001, rel=0.01)
+    assert np.asarray(seldom.batch["state"]).shape[-1] == ARM.spec.state_dim
+
+
+def test_a_recipe_without_data_gives_its_share_to_the_others_and_it_says_so(data: Path) -> None:
+    done = sample(data, "--recipe", "fake", "--recipe", "state=3")
+    assert done.exit_code == 0
+    assert "recipe 'state' gives its share to the others: no segment of" in done.stderr
+    assert "as recipe 'fake' trains" in done.stdout and "state' trains" not in done.stdout
+    with pytest.raises(InvalidDataError, match=r"no step to learn from yet\. state: no segment of"):
+        draw_batches(data, {"state": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("fake", "stat=0.5"), "no recipe 'stat'. Did you mean 'state'"),
+        (("fake=0", "state"), "must be positive"),
+        (("fake=-1", "state"), "must be positive"),
+        (("fake=nan", "state"), "must be positive"),
+        (("fake=much",), "give a number"),
+        (("fake", "fake=2"), "each name once"),
+        (("=2", "fake"), "write NAME or NAME=SHARE"),
+    ],
+)
+def test_recipes_and_shares_that_cannot_be_are_refused(data: Path, words: tuple[str, ...], says: str) -> None:
+    done = sample(data, *(word for name in words for word in ("--recipe", name)))
+    assert isinstance(done.exception, ConfigError)
+    assert says in str(done.exception)

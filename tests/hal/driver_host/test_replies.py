@@ -78,9 +78,12 @@ def test_numbers_of_numpy_come_through_as_numbers(place: Path) -> None:
         driver.seen = {"time_ns": np.int64(7), "task": np.str_("go"), "images": {np.str_("front"): frame}}
         seen = robot.read()
         assert (seen.time_ns, seen.task, seen.images["front"].time_ns) == (7, "go", 8)
-        driver.done = {"reward": np.float32(0.5), "success": np.bool_(True)}
+        driver.done = {"reward": np.float32(0.5), "success": np.bool_(True), "terminated": np.bool_(True)}
         done = robot.write(STILL)
-        assert (done.reward, done.success) == (0.5, True)
+        assert (done.reward, done.success, done.terminated, done.truncated) == (0.5, True, True, False)
+        driver.done = {"truncated": np.True_}
+        done = robot.write(STILL)
+        assert (done.terminated, done.truncated) == (False, True)
         robot.propose(seen)
         assert robot.progress() == 0.25
 
@@ -122,6 +125,8 @@ def test_a_reading_that_cannot_be_sent_is_named(place: Path, seen: dict[str, Any
         ({"reward": None}, r"write\(\) gave the reward None \(NoneType\); a number"),
         ({"reward": 10**400}, "the reward 1000"),
         ({"success": np.zeros(2)}, r"write\(\) gave success array\(\[0., 0.\]\)"),
+        ({"terminated": np.ones(2)}, r"write\(\) gave terminated array"),
+        ({"truncated": np.ones(2)}, r"write\(\) gave truncated array"),
         ({"executed": np.zeros(7, np.float32)}, r"write\(\) gave array\(.*as what it executed; float32\[4\]"),
         ({"executed": np.full(4, 1e39)}, r"write\(\) gave array\(\[1.e\+39.*all finite"),
         ({"executed": np.full(4, np.nan, np.float32)}, r"write\(\) gave array\(\[nan.*all finite"),

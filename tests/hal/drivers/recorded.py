@@ -73,8 +73,7 @@ def stored(data: Path, recorded: Recorded) -> Path:
     """`data`, the directory of a fleet whose buffer has the episode."""
     ledger, store = BufferLocation(data).open_writer()
     ledger.see_robot("robot-0", FakeRobot(FakeConfig(image_px=32)).spec, "clock", 1)
-    for segment in recorded.segments:
-        assert store.append(segment, 5, 6) is not None
+    assert None not in store.append_all([(segment, 5) for segment in recorded.segments], 6)
     store.close()
     ledger.close()
     return data

@@ -77,7 +77,7 @@ def as_jpeg(image: np.ndarray) -> np.ndarray:
 def test_what_was_recorded_is_shown_again(data: Path, tmp_path: Path, recorded: Recorded, sealed: bool) -> None:
     if sealed:
         ledger, store = BufferLocation(data).open_writer()
-        assert seal(store, ledger, 7, force=True).shards == 1
+        assert seal(store, 7, force=True).shards == 1
         store.close()
         ledger.close()
     path = tmp_path / "one.episode"
@@ -99,7 +99,7 @@ def test_what_was_recorded_is_shown_again(data: Path, tmp_path: Path, recorded: 
         assert np.array_equal(feedback.executed, done.executed)
         assert not np.array_equal(feedback.executed, proposed)
         assert feedback.reward == pytest.approx(done.reward)
-        assert feedback.success == (tick == 59)
+        assert (feedback.success, feedback.terminated, feedback.truncated) == (tick == 59, tick == 59, False)
         clock.advance(robot.spec.period_ns)
     assert again.task == get_recipe("fake").instructions["go-right"]
 
@@ -135,7 +135,9 @@ def test_an_episode_that_failed_or_was_not_finished_has_no_success(tmp_path: Pat
         robot, _ = ready(path)
         steps = read_header(path).steps
         assert steps == (60 if name == "failed" else 50)
-        assert not any(robot.write(np.zeros(4, np.float32)).success for _ in range(steps + 2))
+        done = [robot.write(np.zeros(4, np.float32)) for _ in range(steps + 2)]
+        assert not any(feedback.success or feedback.terminated for feedback in done)
+        assert [feedback.truncated for feedback in done] == [False] * (steps - 1) + [name == "failed"] * 3
 
 
 def test_it_is_made_from_plain_values(file: Path, recorded: Recorded) -> None:

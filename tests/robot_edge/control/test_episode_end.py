@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, Faults
+from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector
@@ -19,7 +20,6 @@ from tests.robot_edge.control.test_loop import Bench
 from wire.errors import InvalidDataError, RobotDisconnectedError
 from wire.messages import Message
 from wire.messages.gateway import (
-    Hello,
     Job,
     OperatorCommand,
     RecordedChunk,
@@ -27,8 +27,7 @@ from wire.messages.gateway import (
     Stop,
     VersionActivated,
 )
-from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
-from wire.types import EpisodeOutcome
+from wire.messages.local import EpisodeEnded, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
 
 LENGTH = 30
 """of an episode of `Bench`, in ticks"""
@@ -59,6 +58,17 @@ def segments(said: list[Message]) -> list[Segment]:
     return [segment for segment in found if segment is not None]
 
 
+def to_goal(bench: Bench, ticks: int = 500) -> Bench:
+    """Until the episode's end is there, or for so many ticks."""
+    bench.answer = np.zeros(4, np.float32)
+    bench.tick(3)
+    while not bench.outcomes() and bench.loop._tick < ticks:
+        way = (bench.robot.goal - bench.robot._state[:3]) / 0.01
+        bench.answer = np.append(np.clip(way, -1, 1), 0).astype(np.float32)
+        bench.tick()
+    return bench
+
+
 # --- the terminal observation ---------------------------------------------------------------------------------------
 
 
@@ -86,13 +96,7 @@ def test_what_the_last_action_led_to_is_recorded_before_the_scene_is_reset(camer
 
 
 def test_what_success_led_to_comes_after_the_tail() -> None:
-    bench = Bench(max_ticks=500, tail_ticks=3).ready()
-    bench.answer = np.zeros(4, np.float32)
-    bench.tick(3)
-    while not bench.outcomes():
-        way = (bench.robot.goal - bench.robot._state[:3]) / 0.01
-        bench.answer = np.append(np.clip(way, -1, 1), 0).astype(np.float32)
-        bench.tick()
+    bench = to_goal(Bench(max_ticks=500, tail_ticks=3).ready())
     (end,), steps = ends(bench), bench.steps()
     assert end.outcome == "success" and end.terminal is not None
     assert [step.terminated for step in steps[-2:]] == [False, True]
@@ -101,9 +105,89 @@ def test_what_success_led_to_comes_after_the_tail() -> None:
     np.testing.assert_allclose(moved, 0.01 * steps[-1].executed[:3], atol=1e-6)
 
 
+def test_a_task_that_is_done_before_time_is_over_is_a_success_however_little_of_the_tail_is_left() -> None:
+    whole = len(to_goal(Bench(max_ticks=500, tail_ticks=5).ready()).steps())
+    for limit in (whole, whole - 1, whole - 3, whole - 5):
+        bench = to_goal(Bench(max_ticks=limit, tail_ticks=5).ready())
+        last = bench.steps()[-1]
+        assert (len(bench.steps()), bench.outcomes(), last.terminated, last.truncated) == (
+            limit,
+            ["success"],
+            True,
+            False,
+        )
+    assert to_goal(Bench(max_ticks=whole - 6, tail_ticks=5).ready()).outcomes() == ["failure"]
+
+
+@pytest.mark.parametrize("message", [OperatorCommand("robot-0", "estop"), Stop(), VersionActivated("robot-0", 4, 0)])
+def test_what_is_broken_off_after_the_task_was_done_is_a_success(message: Message) -> None:
+    whole = len(to_goal(Bench(max_ticks=500, tail_ticks=5).ready()).steps())
+    bench = Bench(max_ticks=500, tail_ticks=5).ready()
+    bench.uplink.send(Job("j", FAKE_TASKS, 500_000, version=3))
+    to_goal(bench, whole - 2).uplink.send(message)
+    bench.tick(1 + isinstance(message, OperatorCommand))
+    bench.loop.close()
+    bench.said += iter(bench.uplink.recv, None)
+    assert bench.outcomes() == ["success"]
+    last = segments(bench.said)[-1]
+    assert (last.terminated[-1], last.truncated[-1]) == (True, False)
+    assert bench.loop.inbox.finished == 1
+
+
+class EndsByItself:
+    """The fake robot in an environment that says after `after` actions how it ended."""
+
+    def __init__(self, bench: Bench, after: int, **flags: bool) -> None:
+        self._write, self._left, self._flags = bench.robot.write, after, flags
+
+    def __call__(self, action: np.ndarray) -> Feedback:
+        self._left -= 1
+        over = self._flags if self._left <= 0 else {}
+        return msgspec.structs.replace(self._write(action), **over)
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcome", "terminated"),
+    [
+        ({"terminated": True}, "failure", True),
+        ({"truncated": True}, "failure", False),
+        ({"terminated": True, "truncated": True}, "failure", True),
+        ({"terminated": True, "success": True}, "success", True),
+        ({"truncated": True, "success": True}, "success", True),
+    ],
+)
+def test_an_environment_that_ends_by_itself_ends_the_episode(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], outcome: str, terminated: bool
+) -> None:
+    bench = Bench().ready()
+    monkeypatch.setattr(bench.robot, "write", EndsByItself(bench, 12, **flags))
+    while not bench.outcomes():
+        bench.tick()
+    (end,), steps = ends(bench), bench.steps()
+    assert (len(steps), end.outcome, bench.loop.inbox.finished) == (12, outcome, 1)
+    assert end.terminal is not None and end.terminal.time_ns > steps[-1].time_ns
+    assert (steps[-1].terminated, steps[-1].truncated) == (terminated, not terminated)
+    assert not any(step.terminated or step.truncated for step in steps[:-1])
+    assert [m.outcome for m in bench.said if isinstance(m, StepRecorded)] == [""] * 11 + [outcome]
+
+
+@pytest.mark.parametrize("ticks", [LENGTH, LENGTH + 1, LENGTH + 2])
+def test_an_episode_of_which_the_uplink_lost_steps_does_not_count(ticks: int) -> None:
+    bench = Bench().ready().tick(LENGTH - 1)
+    assert bench.loop.tracker.episode is not None
+    lost = EpisodeLost(bench.loop.tracker.episode.id)
+    bench.tick(ticks - LENGTH + 1)
+    bench.uplink.send(lost)
+    bench.uplink.send(lost)
+    bench.tick(2)
+    assert bench.loop.inbox.finished == 0
+    bench.tick(LENGTH + 2)
+    assert bench.loop.inbox.finished == 1
+
+
 @pytest.mark.parametrize(
     "message",
-    [VersionActivated("robot-0", 4, 0), Job("other", FAKE_TASKS, 7), Hello("robot-0", "uplink", "", 1), Stop()],
+    [VersionActivated("robot-0", 4, 0), Job("other", FAKE_TASKS, 7), EpisodeLost("another"), Stop()],
 )
 def test_nothing_that_comes_after_the_last_step_changes_how_the_episode_ended(message: Message) -> None:
     bench = Bench().ready()
@@ -160,7 +244,7 @@ def test_a_driver_that_is_lost_after_the_last_step_leaves_the_outcome(monkeypatc
 
 @pytest.mark.parametrize(
     "message",
-    [OperatorCommand("robot-0", "estop"), Stop(), Hello("robot-0", "uplink", "", 1), VersionActivated("r", 4, 0)],
+    [OperatorCommand("robot-0", "estop"), Stop(), EpisodeLost("robot-0-session-000000"), VersionActivated("r", 4, 0)],
 )
 def test_an_episode_that_is_broken_off_is_truncated_and_has_no_terminal_observation(message: Message) -> None:
     bench = Bench().ready()
@@ -187,13 +271,18 @@ def test_exactly_the_last_step_says_how_the_episode_ended(outcome: str, terminat
     assert flags == [([False] * 3, [False] * 3)] * 2 + [([terminated], [not terminated])]
 
 
-def test_control_that_dies_before_it_saw_what_success_led_to_has_recorded_a_success() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "flag"), [("success", "terminated"), ("failure", "terminated"), ("failure", "truncated")]
+)
+def test_control_that_dies_before_it_saw_what_the_last_action_led_to_has_recorded_how_it_ended(
+    outcome: str, flag: str
+) -> None:
     builder = SegmentBuilder(samples.episode(), 3)
-    builder.step(msgspec.structs.replace(samples.step(0), terminated=True))
+    builder.step(msgspec.structs.replace(samples.step(0), **{flag: True}), outcome=outcome)
     segment = builder.end("aborted", 5)
     assert segment is not None
-    assert (segment.outcome, segment.terminal) == (EpisodeOutcome.success, None)
-    assert (segment.terminated.tolist(), segment.truncated.tolist()) == ([True], [False])
+    assert (segment.outcome, segment.terminal) == (outcome, None)
+    assert (segment.terminated.tolist(), segment.truncated.tolist()) == ([flag == "terminated"], [flag == "truncated"])
 
 
 def test_the_terminal_observation_and_its_frame_come_with_the_last_segment() -> None:

@@ -18,7 +18,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
-from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, OperatorCommand
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, OperatorCommand
 from wire.messages.local import RequestPreviews
 from wire.types import Frame, Observation
 
@@ -136,7 +136,7 @@ def test_at_rest_a_robot_is_still_watched(tmp_path: Path) -> None:
     switch = tmp_path / "unplugged"
     bench = faulty(switch, unplugged=True).ready().tick(3)
     bench.uplink.send(Job("rest", (), 0))
-    bench.uplink.send(Hello("robot-0", "uplink", "", 1))
+    bench.lose_episode()
     bench.tick(SECOND)
     assert (bench.loop.hold.reason, status_fault(bench)) == (HoldReason.no_job, "")
     switch.touch()

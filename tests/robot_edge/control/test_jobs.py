@@ -7,7 +7,7 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS
 from robot_edge.control.mode import HoldReason, Mode
 from tests.robot_edge.control.test_loop import Bench
-from wire.messages.gateway import EdgeStatus, Hello, Job, VersionActivated
+from wire.messages.gateway import EdgeStatus, Job, VersionActivated
 from wire.messages.local import EpisodeStarted
 from wire.types import Actor, Episode
 
@@ -77,7 +77,7 @@ def test_no_tasks_mean_rest_after_the_running_episode() -> None:
 
 def test_a_job_of_so_many_episodes_counts_those_that_were_finished() -> None:
     bench = bench_with(Job("few", (LEFT,), 500, episodes=2)).tick(5)
-    bench.uplink.send(Hello("robot-0", "uplink", "", 1))
+    bench.lose_episode()
     bench.tick(60)
     assert bench.outcomes() == ["aborted", "failure", "failure"]
     assert (bench.loop.hold.reason, status(bench).job_episodes) == (HoldReason.no_job, 2)

@@ -17,8 +17,16 @@ from robot_edge.control.mode import HoldReason, Mode
 from wire.clock import ManualClock
 from wire.errors import RobotError
 from wire.messages import Message
-from wire.messages.gateway import EdgeEvent, EdgeStatus, Hello, Job, Nack, OperatorCommand, Stop, VersionActivated
-from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, Nack, OperatorCommand, Stop, VersionActivated
+from wire.messages.local import (
+    ChunkReply,
+    ChunkRequest,
+    EpisodeEnded,
+    EpisodeLost,
+    EpisodeStarted,
+    FrameRecorded,
+    StepRecorded,
+)
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, Step
 
@@ -71,6 +79,11 @@ class Bench:
             while (message := self.uplink.recv()) is not None:
                 self.said.append(message)
         return self
+
+    def lose_episode(self) -> bool:
+        """The uplink says that it has not all of the running one."""
+        assert self.loop.tracker.episode is not None
+        return self.uplink.send(EpisodeLost(self.loop.tracker.episode.id))
 
     def steps(self) -> list[Step]:
         return [m.step for m in self.said if isinstance(m, StepRecorded)]
@@ -278,9 +291,9 @@ def test_a_spool_that_cannot_be_written_holds_the_robot() -> None:
     assert bench.loop.mode is Mode.policy
 
 
-def test_a_new_uplink_ends_the_running_episode() -> None:
+def test_an_episode_of_which_the_uplink_lost_steps_ends() -> None:
     bench = Bench().ready().tick(5)
-    bench.uplink.send(Hello("robot-0", "uplink", "", 1))
+    bench.lose_episode()
     bench.tick(2)
     assert bench.outcomes() == ["aborted"]
     assert len([m for m in bench.said if isinstance(m, EpisodeStarted)]) == 2

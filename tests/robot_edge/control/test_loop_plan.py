@@ -19,8 +19,8 @@ from robot_edge.control.mode import HoldReason, Mode
 from wire.clock import ManualClock
 from wire.errors import ConfigError, RobotError
 from wire.messages import Message
-from wire.messages.gateway import EdgeEvent, Hello, Job, OperatorCommand, VersionActivated
-from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
+from wire.messages.gateway import EdgeEvent, Job, OperatorCommand, VersionActivated
+from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, EpisodeLost, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, PolicyCapabilities, Step
 
@@ -234,7 +234,8 @@ def test_an_episode_that_is_void_while_the_command_waits_ends_without_that_tick(
     def restarted(deadline_ns: int) -> None:
         sleep(deadline_ns)
         if deadline_ns % bench.robot.spec.period_ns and not sent:
-            sent.append(bench.uplink.send(Hello("robot-0", "uplink", "", 1)))
+            assert bench.loop.tracker.episode is not None
+            sent.append(bench.uplink.send(EpisodeLost(bench.loop.tracker.episode.id)))
 
     bench.clock.sleep_until = restarted  # type: ignore[method-assign]
     steps = len(bench.steps())

@@ -32,7 +32,7 @@ from robot_edge.flight_recorder.file import MAGIC, frame, frames
 from robot_edge.flight_recorder.replay import read_records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop, shared
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
-from wire.messages.local import EpisodeEnded, StepRecorded
+from wire.messages.local import EpisodeEnded, EpisodeLost, StepRecorded
 from wire.types import Frame, Observation, PolicyCapabilities
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,6 +70,23 @@ def test_an_eventful_flight_is_decided_again_to_the_last_bit(flown: tuple[Path, 
     # the robot was moved, so there was something to compare
     assert len(written) > 80
     assert np.abs(np.array(written)).max() > 0.5
+
+
+def test_an_environment_that_ended_and_an_episode_that_was_lost_do_so_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path).ready()
+    write = bench.robot.write
+    bench.robot.write = lambda action: msgspec.structs.replace(write(action), terminated=True)  # type: ignore[method-assign]
+    bench.fly(4)
+    bench.robot.write = write  # type: ignore[method-assign]
+    bench.fly(5)
+    assert bench.loop.tracker.episode is not None
+    bench.uplink.send(EpisodeLost(bench.loop.tracker.episode.id))
+    bench.fly(5)
+    bench.flight.close()
+    outcomes = [message.outcome for message in bench.sent if isinstance(message, EpisodeEnded)]
+    assert outcomes == ["failure", "failure", "aborted"]
+    result = replay(tmp_path, make_loop)
+    assert (result.ticks, result.differences, result.notes) == (14, [], [])
 
 
 def test_a_stretch_begins_at_the_snapshot_before_it(flown: tuple[Path, int]) -> None:

@@ -192,7 +192,7 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     desk.to_control()
     put = desk.uplink.spool.put
 
-    def full(segment: Segment) -> None:
+    def full(segment: Segment, ending: Segment | None) -> None:
         raise DiskFullError("the disk is full")
 
     monkeypatch.setattr(desk.uplink.spool, "put", full)
@@ -227,12 +227,6 @@ def test_an_episode_that_control_never_ended_is_closed_as_aborted(desk: Desk) ->
     desk.server.send("robot-0", Ack(tuple(s.id for s in sent)))
     desk.uplink.poll()
     assert desk.uplink.drained
-
-
-def test_a_new_uplink_in_the_middle_of_an_episode_says_so(desk: Desk) -> None:
-    desk.control.send(StepRecorded("an episode it never heard of", samples.step(3)))
-    desk.uplink.poll()
-    assert any(isinstance(m, Hello) and m.role == "uplink" for m in desk.to_control())
 
 
 def version(number: int, data: bytes) -> PolicyVersion:

@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -27,7 +28,9 @@ def ledger(ledger_place):
 
 
 def _commit(ledger, segment):
-    return ledger.commit_segment(segment, Journaled(1, 200 * segment.index, 100, "0" * 64), 10, 11)
+    at = Journaled(1, 200 * segment.index, 100, "0" * 64)
+    (row,) = ledger.commit_segments([(segment, at, 10)], 11)
+    return row
 
 
 def _steps(actors, index, first_tick, of, last=False):
@@ -58,14 +61,12 @@ def test_a_segment_is_entered_once_and_in_commit_order(ledger):
     assert [_commit(ledger, segment) for segment in segments] == [1, 2, 3]
     assert [_commit(ledger, segment) for segment in segments] == [None] * 3
     rows = ledger.segments_after(0)
-    assert [(row.row, row.id, row.first_tick, row.steps, row.last, row.outcome) for row in rows] == [
-        (1, "e1/0", 0, 80, False, ""),
-        (2, "e1/1", 80, 80, False, ""),
-        (3, "e1/2", 160, 40, True, "success"),
+    assert [(row.row, row.id, row.first_tick, row.steps) for row in rows] == [
+        (1, "e1/0", 0, 80),
+        (2, "e1/1", 80, 80),
+        (3, "e1/2", 160, 40),
     ]
     assert (rows[0].robot, rows[0].task, rows[0].episode, rows[0].spec_hash) == ("r1", "drawer-open", "e1", SPEC.hash)
-    assert rows[0].frames == len(segments[0].frames["camera0"].encoded) == 20
-    assert rows[0].reward_sum == pytest.approx(segments[0].reward.astype(np.float64).sum(), abs=1e-12)
     assert (rows[0].closed_ns, rows[0].received_ns, rows[0].committed_ns) == (segments[0].closed_ns, 10, 11)
     assert ledger.segments_after(1, limit=1) == rows[1:2]
     assert ledger.segment("e1/2") == rows[2]
@@ -321,7 +322,8 @@ def test_robots_specs_and_clock_offsets(ledger):
     assert (robot.clock_offset_ns, robot.first_seen_ns, robot.last_seen_ns) == (-1234, 5, 9)
     assert (robot.clock, robot.spec_hash) == ("other clock", SPEC.hash)
     assert ledger.spec(SPEC.hash) == SPEC
-    assert ledger.spec("nothing") is None
+    with pytest.raises(InvalidDataError, match="robot spec nothing is unknown"):
+        ledger.spec("nothing")
     assert [robot.name for robot in ledger.robots()] == ["r1", "trainer"]
     assert ledger.robot("nobody") is None
     # a robot that was rebuilt brings another spec; data of the old one can still be read
@@ -332,9 +334,11 @@ def test_robots_specs_and_clock_offsets(ledger):
     ledger.set_clock_offset("r1", -1234, 80)
     ledger.set_clock_offset("r1", -1200, 90)
     ledger.set_clock_offset("nobody", 5, 90)
-    assert ledger.clock_offsets("r1") == ((70, -1234), (90, -1200))
+    offsets = tables.clock_offsets.c
+    with ledger.reading() as connection:
+        kept = connection.execute(sa.select(offsets.robot, offsets.measured_ns, offsets.offset_ns).order_by(offsets.id))
+        assert kept.all() == [("r1", 70, -1234), ("r1", 90, -1200)]
     assert ledger.robot("r1").clock_offset_ns == -1200
-    assert ledger.clock_offsets("nobody") == ()
 
 
 def test_measurements_applied_and_events(ledger):

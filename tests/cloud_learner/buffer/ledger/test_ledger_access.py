@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 import threading
+import time
 import traceback
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
+from cloud_learner.buffer.ledger import engine, notes
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -17,6 +19,7 @@ from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, InvalidDataError, NotWritableError, StorageError
 
 SPEC = fake_spec()
+AT = Journaled(1, 0, 100, "0" * 64)
 
 
 @pytest.fixture
@@ -28,7 +31,8 @@ def ledger(ledger_place):
 
 
 def _commit(ledger, segment):
-    return ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+    (row,) = ledger.commit_segments([(segment, AT, 10)], 11)
+    return row
 
 
 # --- several at once ------------------------------------------------------------------------------------------------
@@ -56,7 +60,7 @@ def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
     with ledger.writing() as connection:
-        row = ledger_commit.commit_segment(connection, first, Journaled(1, 0, 1, "0" * 64), 1, 2)
+        (row,) = ledger_commit.commit_segments(connection, [(first, AT, 1)], 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
@@ -233,7 +237,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     assert _commit(ledger, segments[1]) is not None
     # in the middle of a transaction nothing of it is kept
     with pytest.raises(StorageError), ledger.writing() as connection:
-        ledger_commit.commit_segment(connection, segments[2], Journaled(1, 0, 1, "0" * 64), 1, 2)
+        ledger_commit.commit_segments(connection, [(segments[2], AT, 1)], 2)
         postgres_server.execute(end_all)
     assert ledger.totals().segments == 2
     assert _commit(ledger, segments[2]) is not None
@@ -247,3 +251,30 @@ def test_a_text_that_cannot_be_stored_is_invalid_data(postgres_url):
     with pytest.raises(InvalidDataError, match="NUL"):
         _commit(ledger, fake_episode(SPEC, "e1", task="a\0b")[0])
     ledger.close()
+
+
+@pytest.mark.slow
+def test_a_silent_server_is_given_up_and_one_that_is_busy_is_waited_for(postgres_server, postgres_url, monkeypatch):
+    monkeypatch.setattr(engine, "_SILENT_S", 0.2)
+    # the least that PostgreSQL's clients take
+    monkeypatch.setattr(engine, "_PROBE_S", 2)
+    monkeypatch.setattr(engine, "_CONNECT_S", 2)
+    with contextlib.closing(Ledger.open(postgres_url)) as ledger:
+        with ledger.reading() as connection:
+            assert connection.scalar(sa.text("SELECT pg_sleep(1)")) is not None, "it answered others meanwhile"
+        began = time.monotonic()
+        with postgres_server.stopped():
+            with pytest.raises(
+                StorageError, match=r"ledger postgresql://fleet@/.* takes no connection in 2 s: it may be stopped"
+            ):
+                ledger.totals()
+            assert time.monotonic() - began < 30
+        ledger.see_robot("r1", SPEC, "clock", 5)
+        # in the middle of a transaction nothing of it is kept
+        with pytest.raises(StorageError, match="did not answer"), ledger.writing() as connection:
+            notes.write_meta(connection, "a", "b")
+            with postgres_server.stopped():
+                notes.write_meta(connection, "c", "d")
+        with ledger.reading() as connection:
+            assert notes.read_meta(connection, "a") == ""
+        assert ledger.robot("r1") is not None

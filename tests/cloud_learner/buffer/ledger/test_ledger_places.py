@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from cloud_learner.buffer.ledger import ledger as ledger_module
 from cloud_learner.buffer.ledger import segments as segments_module
 from cloud_learner.buffer.ledger import shards as ledger_shards
-from cloud_learner.buffer.ledger.commit import commit_segment
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals, Waiting
 from tests.cloud_learner.buffer.stored import count_changes
@@ -34,12 +33,10 @@ def ledger(ledger_place):
 
 
 def _commit(ledger, *segments, journal=1):
-    return [
-        ledger.commit_segment(
-            segment, Journaled(journal, 200 * segment.index, 100 + segment.index, f"{n:064x}"), 10, 11
-        )
-        for n, segment in enumerate(segments)
-    ]
+    at = (
+        Journaled(journal, 200 * segment.index, 100 + segment.index, f"{n:064x}") for n, segment in enumerate(segments)
+    )
+    return ledger.commit_segments([(segment, here, 10) for segment, here in zip(segments, at, strict=True)], 11)
 
 
 def _offsets(ledger, rows):
@@ -127,11 +124,7 @@ def test_a_segment_lies_in_the_journal_until_it_lies_in_a_shard(ledger):
 @pytest.mark.slow
 def test_many_segments_move_at_once(ledger):
     """More than fit into one list of SQL."""
-    rows = []
-    of = fake_episode(SPEC, "e", steps=1100, segment_steps=1)
-    with ledger.writing() as connection:
-        for segment in of:
-            rows.append(commit_segment(connection, segment, Journaled(1, 0, 1, "0" * 64), 1, 2))
+    rows = _commit(ledger, *fake_episode(SPEC, "e", steps=1100, segment_steps=1))
     assert len(ledger.places(rows)) == 1100
     _seal(ledger, rows)
     assert ledger.in_journal().segments == 0
@@ -147,8 +140,8 @@ def test_what_is_not_sealed_is_told_by_episode(ledger):
     assert [one.id for one in found] == ["e0/0", "e0/1", "e1/0", "e1/1", "e1/2", "o/0", "e2/0", "e2/2"]
     assert [one.finished for one in found] == [False, False, True, True, True, False, False, False]
     one = found[4]
-    assert (one.row, one.episode, one.episode_number, one.index, one.spec_hash) == (2, "e1", 2, 2, SPEC.hash)
-    assert (one.steps, one.bytes, one.frames, one.committed_ns) == (40, 102, 11, 11)
+    assert (one.row, one.episode, one.index, one.spec_hash) == (2, "e1", 2, SPEC.hash)
+    assert (one.steps, one.bytes, one.committed_ns) == (40, 102, 11)
     assert (one.journal, one.offset, one.sha256) == (1, 400, f"{1:064x}")
     assert found[0].finished is False
     _commit(ledger, third[1], first[2])

@@ -27,7 +27,7 @@ def store(ledger, episode, outcome="success", source="evaluation", task="a"):
     (segment,) = fake_episode(SPEC, episode, steps=4, segment_steps=5000)
     of = msgspec.structs.replace(segment.episode, source=source, task=task, robot="r1")
     segment = msgspec.structs.replace(segment, episode=of, outcome=outcome, last=True)
-    ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+    ledger.commit_segments([(segment, Journaled(1, 0, 100, "0" * 64), 10)], 11)
 
 
 def lease(robot, number, holder="console"):

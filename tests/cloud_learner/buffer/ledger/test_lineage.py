@@ -24,7 +24,7 @@ def _episodes(ledger, count):
     """Enter episodes e1, e2, ...; their numbers are 1, 2, ..."""
     for number in range(1, count + 1):
         (segment,) = fake_episode(SPEC, f"e{number}", steps=2)
-        ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+        ledger.commit_segments([(segment, Journaled(1, 0, 100, "0" * 64), 10)], 11)
 
 
 def _version(number, parent):

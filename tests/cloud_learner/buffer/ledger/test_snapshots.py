@@ -21,7 +21,7 @@ def ledger(ledger_place):
 def commit(ledger, *names):
     for name in names:
         for segment in fake_episode(SPEC, name, steps=4, segment_steps=2):
-            ledger.commit_segment(segment, Journaled(1, 0, 100, "0" * 64), 10, 11)
+            ledger.commit_segments([(segment, Journaled(1, 0, 100, "0" * 64), 10)], 11)
 
 
 def test_it_holds_what_was_there_when_it_was_taken(ledger):

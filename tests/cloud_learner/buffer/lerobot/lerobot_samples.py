@@ -41,12 +41,11 @@ class Buffer:
 
     def add(self, segments: tuple[Segment, ...], spec: RobotSpec = SPEC) -> None:
         self.ledger.see_robot(segments[0].episode.robot, spec, "clock", 1)
-        for segment in segments:
-            assert self.store.append(segment, 1, 2) is not None
+        assert None not in self.store.append_all([(segment, 1) for segment in segments], 2)
         self.put[segments[0].episode.id] = segments
 
     def seal(self) -> None:
-        assert seal(self.store, self.ledger, 10**18, force=True).segments
+        assert seal(self.store, 10**18, force=True).segments
 
     def rows(self) -> list[int]:
         return [row.row for row in self.ledger.segments_after(0, 10_000)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.lerobot.mapping import DatasetMapping
-from cloud_learner.buffer.lerobot.resampling import TickGrid
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import joined, taken
 from tests.extras import needs
 from wire.errors import ConfigError
@@ -25,60 +25,74 @@ ABSOLUTE, DELTA, VELOCITY = range(3)
 SIZE, ROWS = 16, 6
 
 
-def resampled(action: np.ndarray, fps: float, control_hz: float) -> np.ndarray:
-    return TickGrid(len(action), fps, control_hz).actions(action, ACTION)
+def episode(action: np.ndarray, fps: float, **columns: np.ndarray) -> Steps:
+    """R rows with the given actions, float32[R, 3]; the episode ends with the last one."""
+    rows = len(action)
+    steps = Steps(
+        times_ns=10**18 + np.rint(np.arange(rows) * 1e9 / fps).astype(np.int64),
+        state=action,
+        action=action,
+        reward=np.zeros(rows, np.float32),
+        actor=np.arange(rows).astype(np.uint8),
+        version=np.arange(rows).astype(np.int32),
+        done=np.arange(rows) == rows - 1,
+        truncated=np.zeros(rows, bool),
+        frame_times_ns=np.arange(rows)[:, None],
+        row=np.arange(rows),
+    )
+    return msgspec.structs.replace(steps, **columns)
 
 
 def test_twice_the_rate_by_hand() -> None:
     action = np.array([[1, 4, 1], [3, -2, 5]], np.float32)
-    found = resampled(action, 10, 20)
+    state, times, reward = np.array([[0], [4]], np.float32), np.array([7, 7 + 10**8]), np.array([0.5, 2.0], np.float32)
+    found = resampled(episode(action, 10, state=state, times_ns=times, reward=reward), 10, 20, ACTION)
     # reached at the ends of the rows; the first has none before it
-    assert found[:, ABSOLUTE].tolist() == [1, 1, 2, 3]
-    assert found[:, DELTA].tolist() == [2, 2, -1, -1]
-    assert found[:, VELOCITY].tolist() == [1, 1, 5, 5]
-    grid = TickGrid(2, 10, 20)
-    assert grid.states(np.array([[0], [4]], np.float32)).ravel().tolist() == [0, 2, 4, 4]
-    assert grid.times(np.array([7, 7 + 10**8])).tolist() == [7, 7 + 5 * 10**7, 7 + 10**8, 7 + 15 * 10**7]
-    assert grid.shown.tolist() == grid.last.tolist() == [0, 0, 1, 1]
-    assert grid.sums(np.array([0.5, 2.0])).tolist() == [0, 0.5, 0, 2]
+    assert found.action[:, ABSOLUTE].tolist() == [1, 1, 2, 3]
+    assert found.action[:, DELTA].tolist() == [2, 2, -1, -1]
+    assert found.action[:, VELOCITY].tolist() == [1, 1, 5, 5]
+    assert found.state.ravel().tolist() == [0, 2, 4, 4]
+    assert found.times_ns.tolist() == [7, 7 + 5 * 10**7, 7 + 10**8, 7 + 15 * 10**7]
+    assert found.row.tolist() == found.actor.tolist() == found.frame_times_ns.ravel().tolist() == [0, 0, 1, 1]
+    assert found.reward.tolist() == [0, 0.5, 0, 2]
 
 
 def test_half_the_rate_by_hand() -> None:
     action = np.array([[1, 4, 1], [3, -2, 5], [7, 1, 2]], np.float32)
-    found = resampled(action, 20, 10)
-    assert found[:, ABSOLUTE].tolist() == [3, 7]
-    assert found[:, DELTA].tolist() == [2, 1]
-    assert found[:, VELOCITY].tolist() == [3, 2], "the last tick ends with the last row"
-    grid = TickGrid(3, 20, 10)
-    assert grid.states(np.array([[0], [4], [5]], np.float32)).ravel().tolist() == [0, 5]
-    assert (grid.shown.tolist(), grid.last.tolist()) == ([0, 2], [1, 2])
-    assert grid.sums(np.array([1.0, 2.0, 4.0])).tolist() == [3, 4]
+    state, reward = np.array([[0], [4], [5]], np.float32), np.array([1.0, 2.0, 4.0], np.float32)
+    found = resampled(episode(action, 20, state=state, reward=reward), 20, 10, ACTION)
+    assert found.action[:, ABSOLUTE].tolist() == [3, 7]
+    assert found.action[:, DELTA].tolist() == [2, 1]
+    assert found.action[:, VELOCITY].tolist() == [3, 2], "the last tick ends with the last row"
+    assert found.state.ravel().tolist() == [0, 5]
+    assert (found.row.tolist(), found.actor.tolist(), found.version.tolist()) == ([0, 2], [1, 2], [1, 2])
+    assert found.reward.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(("fps", "control_hz"), [(30, 60), (30, 50), (50, 30), (15, 80), (29.97, 60), (60, 7)])
 def test_sums_ways_ends_and_times_stay(fps: float, control_hz: float) -> None:
     rng = np.random.default_rng(0)
-    action, reward = rng.normal(size=(97, 3)).astype(np.float32), rng.normal(size=97)
-    grid = TickGrid(97, fps, control_hz)
-    found = grid.actions(action, ACTION)
-    assert found.dtype == np.float32 and len(found) == int(np.ceil(round(97 * control_hz / fps, 6)))
-    assert found[:, DELTA].sum() == pytest.approx(action[:, DELTA].sum(), abs=1e-4)
-    length_s = np.minimum(np.arange(1, len(found) + 1) / control_hz, 97 / fps) - np.arange(len(found)) / control_hz
-    assert found[:, VELOCITY] @ length_s == pytest.approx(action[:, VELOCITY].sum() / fps, abs=1e-4)
-    assert found[-1, ABSOLUTE] == action[-1, ABSOLUTE]
-    assert grid.sums(reward).sum() == pytest.approx(reward.sum())
-    ended = np.arange(97) == 96
-    assert np.flatnonzero(grid.sums(ended)).tolist() == [len(found) - 1]
-    times = grid.times(10**18 + np.rint(np.arange(97) * 1e9 / fps).astype(np.int64))
-    assert np.abs(times - 10**18 - np.arange(len(found)) * 1e9 / control_hz).max() < 100, "a millionth of a row"
+    action, reward = rng.normal(size=(97, 3)).astype(np.float32), rng.normal(size=97).astype(np.float32)
+    found = resampled(episode(action, fps, reward=reward), fps, control_hz, ACTION)
+    ticks = np.arange(len(found))
+    assert found.action.dtype == np.float32 and len(found) == int(np.ceil(round(97 * control_hz / fps, 6)))
+    assert found.action[:, DELTA].sum() == pytest.approx(action[:, DELTA].sum(), abs=1e-4)
+    length_s = np.minimum((ticks + 1) / control_hz, 97 / fps) - ticks / control_hz
+    assert found.action[:, VELOCITY] @ length_s == pytest.approx(action[:, VELOCITY].sum() / fps, abs=1e-4)
+    assert found.action[-1, ABSOLUTE] == action[-1, ABSOLUTE]
+    assert found.reward.sum() == pytest.approx(reward.sum(), abs=1e-5)
+    assert np.flatnonzero(found.done).tolist() == [len(found) - 1]
+    assert np.abs(found.times_ns - 10**18 - ticks * 1e9 / control_hz).max() < 100, "a millionth of a row"
 
 
 def test_up_and_down_again_is_what_it_was() -> None:
     rng = np.random.default_rng(1)
     action, state = rng.normal(size=(2, 20, 3)).astype(np.float32)
-    up, down = TickGrid(20, 10, 20), TickGrid(40, 20, 10)
-    assert np.allclose(down.actions(up.actions(action, ACTION), ACTION), action, atol=1e-6)
-    assert np.array_equal(down.states(up.states(state)), state)
+    rows = episode(action, 10, state=state)
+    again = resampled(resampled(rows, 10, 20, ACTION), 20, 10, ACTION)
+    assert np.allclose(again.action, action, atol=1e-6)
+    assert np.array_equal(again.state, state) and np.array_equal(again.times_ns, rows.times_ns)
+    assert resampled(rows, 10, 10, ACTION) is rows
 
 
 # --- through the import -----------------------------------------------------------------------------------------------

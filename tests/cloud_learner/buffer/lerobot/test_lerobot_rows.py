@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, thin, track_of
+from cloud_learner.buffer.lerobot.resampling import Steps, resampled
+from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, steps_of
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
-from wire.types import CommandType, Dimension
+from wire.types import CommandType, Dimension, RobotSpec
 
 SPEC = fake_spec(cameras=1)
 MIXED = msgspec.structs.replace(
@@ -23,68 +24,82 @@ MIXED = msgspec.structs.replace(
 )
 
 
+def rows_of(steps: Steps, spec: RobotSpec, stride: int) -> Steps:
+    """The rows of neighbouring steps, `stride` ticks each."""
+    return resampled(steps, spec.control_hz, spec.control_hz / stride, spec.action)
+
+
+def ticks_of(pieces: list[Steps]) -> list[tuple[int, int]]:
+    """First tick and the one after the last."""
+    assert all((np.diff(piece.row) == 1).all() for piece in pieces)
+    return [(int(piece.row[0]), int(piece.row[-1]) + 1) for piece in pieces]
+
+
 def test_a_whole_episode_is_one_piece() -> None:
     segments = fake_episode(SPEC, "e", steps=30, segment_steps=7)
-    track = track_of(segments, SPEC)
-    assert pieces_of(track, frozenset()) == [slice(0, 30)]
-    assert np.array_equal(track.state, np.concatenate([s.state for s in segments]))
-    assert track.end_tick == 30
+    steps, frames = steps_of(segments, SPEC)
+    assert ticks_of(pieces_of(steps, frames, frozenset())) == [(0, 30)]
+    assert np.array_equal(steps.state, np.concatenate([s.state for s in segments]))
+    assert np.flatnonzero(steps.done).tolist() == [29]
 
 
 def test_a_missing_segment_cuts_and_what_it_brought_is_not_used() -> None:
     segments = fake_episode(SPEC, "e", steps=40, segment_steps=10, seed=1)
-    track = track_of([segments[0], segments[2], segments[3]], SPEC)
+    pieces = pieces_of(*steps_of([segments[0], segments[2], segments[3]], SPEC), frozenset())
     # a frame lasts four ticks: those of tick 16 came with the missing segment and were seen until tick 19
-    assert [(p.start, p.stop) for p in pieces_of(track, frozenset())] == [(0, 10), (10, 30)]
+    assert ticks_of(pieces) == [(0, 10), (20, 40)]
     # without the frame of tick 20, which the third segment brought, four steps less can be used
     third = segments[2]
     frames = third.frames["camera0"]
     short = msgspec.structs.replace(frames, times_ns=frames.times_ns[1:], encoded=frames.encoded[1:])
-    cut = track_of([segments[0], msgspec.structs.replace(third, frames={"camera0": short}), segments[3]], SPEC)
-    assert [(p.start, p.stop) for p in pieces_of(cut, frozenset())] == [(0, 10), (14, 30)]
+    cut = steps_of([segments[0], msgspec.structs.replace(third, frames={"camera0": short}), segments[3]], SPEC)
+    assert ticks_of(pieces_of(*cut, frozenset())) == [(0, 10), (24, 40)]
 
 
 def test_only_the_asked_actors_remain() -> None:
     actor = [0] * 5 + [1] * 3 + [3] * 2 + [1] * 4 + [0] * 2
-    track = track_of(fake_episode(SPEC, "e", steps=16, actor=actor), SPEC)
-    assert pieces_of(track, {"human"}) == [slice(5, 8), slice(10, 14)]
-    assert pieces_of(track, {"human", "hold"}) == [slice(5, 14)]
+    stored = steps_of(fake_episode(SPEC, "e", steps=16, actor=actor), SPEC)
+    assert ticks_of(pieces_of(*stored, {"human"})) == [(5, 8), (10, 14)]
+    assert ticks_of(pieces_of(*stored, {"human", "hold"})) == [(5, 14)]
 
 
 def test_every_tick_a_row_keeps_all_as_it_is() -> None:
     segments = fake_episode(SPEC, "e", steps=20)
-    track = track_of(segments, SPEC)
-    rows = thin(track, slice(4, 20), SPEC, 1)
+    steps, _ = steps_of(segments, SPEC)
+    rows = rows_of(steps.at(slice(4, 20)), SPEC, 1)
     assert np.array_equal(rows.action, segments[0].executed[4:])
     assert np.array_equal(rows.reward, segments[0].reward[4:])
     assert np.array_equal(rows.actor, segments[0].actor[4:])
     assert rows.done.tolist() == [False] * 15 + [True]
-    assert rows.time_s[0] == 0
-    assert np.array_equal(np.rint(rows.time_s * 1e9) + segments[0].times_ns[4], segments[0].times_ns[4:])
-    seen = np.rint(rows.frame_time_s[:, 0] * 1e9) + segments[0].times_ns[4]
-    assert np.array_equal(seen, segments[0].frame_times_ns["camera0"][4:])
+    assert np.array_equal(rows.times_ns, segments[0].times_ns[4:])
+    assert np.array_equal(rows.frame_times_ns[:, 0], segments[0].frame_times_ns["camera0"][4:])
+    assert rows.row.tolist() == list(range(4, 20))
 
 
 def test_fewer_rows_than_ticks_follow_the_meaning_of_each_dimension() -> None:
     segments = fake_episode(SPEC, "e", steps=11, actor=[0] * 7 + [1] * 4)
-    track = msgspec.structs.replace(track_of(segments, SPEC), executed=segments[0].executed[:, :3])
-    rows = thin(track, slice(1, 11), MIXED, 4)
-    asked, ticks = track.executed.astype(np.float64), [slice(1, 5), slice(5, 9), slice(9, 11)]
+    executed = segments[0].executed[:, :3]
+    steps = msgspec.structs.replace(steps_of(segments, SPEC)[0], action=executed)
+    rows = rows_of(steps.at(slice(1, 11)), MIXED, 4)
+    asked, ticks = executed.astype(np.float64), [slice(1, 5), slice(5, 9), slice(9, 11)]
     for row, here in enumerate(ticks):
-        assert rows.action[row, 0] == track.executed[here][-1, 0]
+        assert rows.action[row, 0] == executed[here][-1, 0]
         assert rows.action[row, 1] == pytest.approx(asked[here, 1].sum(), abs=1e-6)
         assert rows.action[row, 2] == pytest.approx(asked[here, 2].mean(), abs=1e-6)
-        assert rows.reward[row] == pytest.approx(track.reward[here].sum(), abs=1e-5)
-    assert rows.first.tolist() == [1, 5, 9]
+        assert rows.reward[row] == pytest.approx(steps.reward[here].sum(), abs=1e-5)
+    assert rows.row.tolist() == [1, 5, 9]
+    assert np.array_equal(rows.state, segments[0].state[[1, 5, 9]])
+    assert np.array_equal(rows.times_ns, segments[0].times_ns[[1, 5, 9]])
+    assert np.array_equal(rows.frame_times_ns[:, 0], segments[0].frame_times_ns["camera0"][[1, 5, 9]])
     assert rows.actor.tolist() == [0, 1, 1]
     assert rows.done.tolist() == [False, False, True]
 
 
 def test_a_piece_that_stops_before_the_end_is_not_done() -> None:
-    track = track_of(fake_episode(SPEC, "e", steps=20), SPEC)
-    assert not thin(track, slice(0, 19), SPEC, 1).done.any()
-    unfinished = track_of(fake_episode(SPEC, "e", steps=20, finished=False), SPEC)
-    assert not thin(unfinished, slice(0, 20), SPEC, 1).done.any()
+    steps, _ = steps_of(fake_episode(SPEC, "e", steps=20), SPEC)
+    assert not rows_of(steps.at(slice(0, 19)), SPEC, 1).done.any()
+    unfinished, _ = steps_of(fake_episode(SPEC, "e", steps=20, finished=False), SPEC)
+    assert not rows_of(unfinished, SPEC, 1).done.any()
 
 
 def test_an_episode_that_ended_in_an_empty_segment_is_done_with_its_last_step() -> None:
@@ -105,8 +120,8 @@ def test_an_episode_that_ended_in_an_empty_segment_is_done_with_its_last_step() 
         frame_times_ns={"camera0": np.zeros(0, np.int64)},
         **empty,
     )
-    track = track_of([first, second, last], SPEC)
-    assert thin(track, slice(0, 20), SPEC, 1).done.tolist() == [False] * 19 + [True]
+    steps, _ = steps_of([first, second, last], SPEC)
+    assert rows_of(steps, SPEC, 1).done.tolist() == [False] * 19 + [True]
 
 
 @pytest.mark.parametrize(("fps", "expected"), [("control", (80, 1)), ("camera", (20, 4)), (40, (40, 2)), (1, (1, 80))])
@@ -150,10 +165,7 @@ def test_pieces_never_overlap_and_cover_what_is_there() -> None:
         there = [segment for segment in segments if rng.random() < 0.7]
         if not there:
             continue
-        track = track_of(there, SPEC)
-        pieces = pieces_of(track, frozenset())
-        known = set(track.frames[0])
-        covered = sorted(itertools.chain.from_iterable(range(p.start, p.stop) for p in pieces))
-        assert covered == [i for i in range(track.steps) if int(track.frame_times_ns[i, 0]) in known]
-        for piece in pieces:
-            assert (np.diff(track.tick[piece]) == 1).all()
+        steps, frames = steps_of(there, SPEC)
+        seen = zip(steps.row.tolist(), steps.frame_times_ns[:, 0].tolist(), strict=True)
+        covered = [range(*ticks) for ticks in ticks_of(pieces_of(steps, frames, frozenset()))]
+        assert list(itertools.chain(*covered)) == [tick for tick, time_ns in seen if time_ns in frames[0]]

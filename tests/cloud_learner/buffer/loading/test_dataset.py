@@ -91,7 +91,7 @@ class Watched(ReplayDataset):
 
         super().__init__(buffer, buffer, buffer.spec, settings, sampler=Noting)
         self.made = []
-        take = self._batches_made.take
+        take = self._builder.take
 
         def counted():
             number = self._pending[0].number
@@ -99,7 +99,7 @@ class Watched(ReplayDataset):
             self.made.append(number)
             return batch
 
-        self._batches_made.take = counted
+        self._builder.take = counted
         self.look()
 
     def look(self):
@@ -473,6 +473,45 @@ def test_what_lies_in_another_journal_is_loaded_when_it_was_sealed():
         assert {int(e) for _ in range(10) for e in feed.next()["episode"]} == {1, 2}
 
 
+def test_windows_reach_into_what_was_sealed_in_another_journal_later():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    rows = buffer.add(*record(spec, "a", [20, 20], 1))
+    buffer.elsewhere.add(rows[1])
+
+    def reaches(feed):
+        """Whether the windows that begin in the first segment find all their steps."""
+        batches = [copied(feed.next()) for _ in range(10)]
+        late = [(batch["tick"] > 4) & (batch["tick"] < 20) for batch in batches]
+        found = [pad for batch, here in zip(batches, late, strict=True) for pad in batch["action_is_pad"][here]]
+        assert found
+        return ~np.array(found).any(1)
+
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        assert not reaches(feed).any()
+        buffer.elsewhere.clear()
+        feed.refresh()
+        reaches(feed)
+        assert reaches(feed).all()
+
+
+def test_what_is_in_memory_stays_though_it_cannot_be_read_again_when_more_of_its_episode_comes():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    first, second = record(spec, "a", [20, 20], 1)
+    rows = buffer.add(first)
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        buffer.elsewhere.update(rows)
+        buffer.add(second)
+        feed.refresh()
+        ticks = np.concatenate([feed.next()["tick"] for _ in range(10)])
+        assert {tick < 20 for tick in ticks.tolist()} == {True, False}
+        assert (feed.stats.replaced, feed.stats.segments) == (0, 2)
+
+
 class HoldAll(ChaosSampler):
     """Loads everything once, and draws anywhere."""
 
@@ -665,13 +704,30 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2), sampler=HoldAll) as feed:
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=2.0)) as feed:
             feed.refresh()
-            for _ in range(60):
+            batches = 0
+            while not feed.ahead_of_data:
                 feed.next()
+                batches += 1
+            assert batches == -(-int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
+            assert (feed.finished("online"), feed.finished("demonstration")) == (6, 3), "of both"
             drawn.append(feed.drawn_episodes())
     assert drawn[0] | drawn[1] == there
     assert not drawn[0] & drawn[1]
+
+
+def test_a_rank_without_an_episode_draws_from_those_of_others():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e", [20, 20], 1))
+    batches = []
+    for rank in range(3):
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=3)) as feed:
+            feed.refresh()
+            batches.append(copied(feed.next()))
+    assert all(set(batch["episode"].tolist()) == {1} for batch in batches)
+    assert not np.array_equal(batches[0]["tick"], batches[1]["tick"])
 
 
 def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
@@ -685,7 +741,7 @@ def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
     assert feed.stats.batches >= 5
     feed.close()
     feed.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 # --- what is drawn is what is due -------------------------------------------------------------------------------------
@@ -821,6 +877,23 @@ def test_no_more_steps_are_drawn_than_the_recorded_ones_allow():
         buffer.add(*record(spec, "e2", [5], 3))
         feed.refresh()
         assert not feed.ahead_of_data, "what was forgotten had been recorded all the same"
+        feed.count_from_now()
+        assert feed.ahead_of_data, "nothing is drawn before something is recorded"
+        buffer.add(*record(spec, "e3", [10], 4))
+        feed.refresh()
+        for _ in range(2):
+            assert not feed.ahead_of_data
+            feed.next()
+        assert feed.ahead_of_data
+        state = feed.state()
+    with ReplayDataset(buffer, buffer, spec, options) as feed:
+        feed.restore(state)
+        assert feed.ahead_of_data
+        buffer.add(*record(spec, "e4", [5], 5))
+        feed.refresh()
+        assert not feed.ahead_of_data
+        feed.next()
+        assert feed.ahead_of_data
     with ReplayDataset(buffer, buffer, spec, config()) as feed:
         feed.refresh()
         feed.next()
@@ -874,10 +947,11 @@ def test_a_state_is_gone_on_from_with_more_or_fewer_ranks():
         for rank in range(world):
             with ReplayDataset(buffer, buffer, spec, config(world=world, rank=rank)) as feed:
                 assert not feed.restore(state)
-                assert feed.stats.batches == 3
+                assert feed.stats.batches == 3 and feed.drawn_episodes()
                 feed.refresh()
-                feed.next()
-                there.append(set(feed.universe.episode_numbers.tolist()))
+                for _ in range(40):
+                    feed.next()
+                there.append(feed.drawn_episodes())
     assert there[0] == there[1] | there[2] | there[3] == set(buffer.numbers.values())
     assert sum(map(len, there[1:])) == 16
 

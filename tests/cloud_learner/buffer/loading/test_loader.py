@@ -11,12 +11,12 @@ import pytest
 
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.dataset import open_dataset
-from cloud_learner.buffer.loading.decode import FreshSegments, LoadJob, SegmentRequest, load_segments
+from cloud_learner.buffer.loading.decode import SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import NO_FRAME, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.loading.loader import SegmentLoader
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.buffer.sampling.target import imitation, uniform
+from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, fleet, same
 from tests.cloud_learner.buffer.stored import WatchedRequests
@@ -27,9 +27,8 @@ SPEC = robot([(16, 16, 20.0), (16, 16, 40.0)])
 TWO_SHAPES = robot([(16, 16, 20.0), (8, 24, 40.0)])
 
 
-def layout(spec=SPEC, lookahead=5, target=None) -> Layout:
-    target = target or uniform()
-    return Layout.of(spec, lookahead, target.starts, target.continues)
+def layout(spec=SPEC, lookahead=5, **options) -> Layout:
+    return Layout(spec, config(horizon=lookahead + 1, **options))
 
 
 # --- one block --------------------------------------------------------------------------------------------------------
@@ -47,8 +46,7 @@ def load(buffer, job, plan=None):
         return arena.reserve(counts, int(plan.step_bytes(steps).sum()))
 
     loaded = load_segments(job, reserve, frames, buffer.read, plan)
-    used = tuple(count - len(rows) for count, rows in zip(asked[0], loaded.unused, strict=True))
-    return loaded, {s.row: s.records for s in loaded.segments}, frames, used
+    return loaded, {s.request.row: s.records for s in loaded.segments}, frames, tuple(asked[0])
 
 
 def pixels(segment, camera, time):
@@ -63,13 +61,11 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
     segments = record(spec, "e", [30, 30, 3, 30], 0, source="demonstration")
     buffer.add(*segments)
     plan = layout(spec)
-    loaded, records, frames, used = load(
-        buffer, LoadJob(1, (SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan
-    )
-    assert [(s.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
+    loaded, records, frames, used = load(buffer, ((SegmentRequest(2, (1,), (3, 4)), SegmentRequest(1, (), (2,)))), plan)
+    assert [(s.request.row, s.own) for s in loaded.segments] == [(2, 30), (1, 30)]
     assert len(records[2]) == 35
     np.testing.assert_array_equal(records[2]["state"][30:], np.concatenate([s.state for s in segments[2:]])[:5])
-    owned = set()
+    owned, charged = set(), {s.request.row: s.frames for s in loaded.segments}
     for row, segment in ((1, segments[0]), (2, segments[1])):
         own = records[row][:30]
         for c, camera in enumerate(spec.cameras):
@@ -83,8 +79,10 @@ def test_a_block_holds_steps_what_follows_and_each_frame_once(spec):
             assert len(pairs) == len({time for time, _ in pairs}) == len({number for _, number in pairs})
             assert (own["frame"][~own["eligible"], c] == NO_FRAME).all()
             mine = {(plan.shape_of[c], number) for _, number in pairs}
+            assert mine <= {(shape, int(n)) for shape, numbers in enumerate(charged[row]) for n in numbers}
             assert not mine & owned
             owned |= mine
+    assert sum(len(numbers) for rows in charged.values() for numbers in rows) == len(owned)
     assert sum(used) == len(owned)
     assert (records[1]["frame"][30:] == NO_FRAME).all()
 
@@ -95,7 +93,7 @@ def test_only_frames_that_a_window_may_show_are_decoded():
     buffer.add(segment)
     able = imitation().starts(segment.actor, False)
     assert 0 < able.sum() < 80
-    _, _, _, used = load(buffer, LoadJob(1, (SegmentRequest(1),)), layout(target=imitation()))
+    _, _, _, used = load(buffer, ((SegmentRequest(1),)), layout(target=imitation()))
     seen = sum(len(np.unique(times[able])) for times in segment.frame_times_ns.values())
     assert used == (seen,)
 
@@ -114,15 +112,15 @@ def test_a_frame_is_looked_for_further_back_only_when_it_must_be():
         for s in (first, *others)
     ]
     buffer.add(*changed)
-    _, records, frames, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4, 3, 2, 1)),)))
+    _, records, frames, _ = load(buffer, ((SegmentRequest(6, (5, 4, 3, 2, 1)),)))
     number = records[6]["frame"][records[6]["eligible"], 1]
     np.testing.assert_array_equal(frames[0][number[0]], pixels(first, "camera1", still))
     assert set(buffer.reads) == {1, 2, 3, 4, 5, 6}
     buffer.reads.clear()
-    load(buffer, LoadJob(1, (SegmentRequest(2, (1,)),)))
+    load(buffer, ((SegmentRequest(2, (1,)),)))
     assert sorted(buffer.reads) == [1, 2]
     # nobody brought it: the steps are there, without a frame
-    _, records, _, _ = load(buffer, LoadJob(1, (SegmentRequest(6, (5, 4)),)))
+    _, records, _, _ = load(buffer, ((SegmentRequest(6, (5, 4)),)))
     assert (records[6]["frame"][:, 1] == NO_FRAME).all()
 
 
@@ -138,26 +136,22 @@ def test_what_is_wrong_with_a_block_is_said():
     buffer.damaged.add(2)
     loaded, records, _, _ = load(
         buffer,
-        LoadJob(
-            1,
-            (
-                SegmentRequest(1, (), (2, 3)),
-                SegmentRequest(2, (1,), (3,)),
-                SegmentRequest(3, (2, 1)),
-                SegmentRequest(99),
-            ),
+        (
+            SegmentRequest(1, (), (2, 3)),
+            SegmentRequest(2, (1,), (3,)),
+            SegmentRequest(3, (2, 1)),
+            SegmentRequest(99),
         ),
     )
-    assert [s.row for s in loaded.segments] == [1, 3]
+    assert [s.request.row for s in loaded.segments] == [1, 3]
     assert loaded.missing == {2: "it is damaged", 99: "it is not there (any more, or not yet)"}
     # what follows ends where the damage begins
     assert len(records[1]) == 20
-    assert loaded.unreadable_frames >= 2
-    assert loaded.unreadable_in == (3,)
+    assert loaded.unreadable.keys() == {3} and loaded.unreadable[3] >= 2
     assert (records[3]["frame"][records[3]["eligible"], 1] <= UNREADABLE_FRAME).any()
 
 
-def test_the_loader_reserves_what_it_needs_and_gives_back_what_was_not_written():
+def test_the_loader_reserves_what_it_needs_and_a_segment_gives_all_of_it_back():
     buffer = MemoryBuffer(SPEC)
     (segment,) = record(SPEC, "e", [40], 2, source="demonstration")
     frames = segment.frames["camera1"]
@@ -166,15 +160,17 @@ def test_the_loader_reserves_what_it_needs_and_gives_back_what_was_not_written()
     plan = layout()
     for threads in (0, 2):
         arena = FrameCache(plan.shapes, 1_000_000)
-        loader = SegmentLoader(arena, buffer.read, plan, FreshSegments(1000), threads)
-        loader.submit(LoadJob(0, (SegmentRequest(1),)))
-        (loaded,) = loader.take(0).segments
-        kept = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0]))
+        loader = SegmentLoader(arena, buffer.read, plan, threads)
+        loader.submit((SegmentRequest(1),))
+        (loaded,) = loader.take().segments
+        shown = len(np.unique(loaded.records["frame"][loaded.records["frame"] >= 0])) + 1
         charge = int(plan.step_bytes(np.array([40]))[0])
-        assert arena.used_bytes == charge + 768 * kept
-        loader.submit(LoadJob(1, (SegmentRequest(1),) * 2000))
+        assert arena.used_bytes == charge + 768 * shown
+        loader.submit((SegmentRequest(1),) * 2000)
         with pytest.raises(ConfigError, match="no room for"):
-            loader.take(1)
+            loader.take()
+        loader.release(loaded.frames, charge)
+        assert arena.used_bytes == 0
         loader.close()
 
 
@@ -190,9 +186,9 @@ def filled(tmp_path_factory):
     segments = fleet(SPEC, episodes=14)
     rows = []
     for number, segment in enumerate(segments):
-        rows.append(store.append(segment, 1, 1))
+        rows += store.append_all([(segment, 1)], 1)
         if number == 20:
-            seal(store, ledger, 2, force=True)
+            seal(store, 2, force=True)
     store.close()
     ledger.close()
     return place, dict(zip(rows, segments, strict=True))
@@ -231,14 +227,15 @@ def test_threads_change_no_batch(filled):
         assert stats.bytes <= 250_000
 
 
-def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
+@pytest.mark.parametrize("options", [{"max_offset": 4}, {"n_step": 3}])
+def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled, options):
     place, segments = filled
     ledger, store = place.open_writer()
-    rng, said = np.random.default_rng(0), {}
+    rng, said, name = np.random.default_rng(0), {}, f"advantage_{next(iter(options))}"
 
     def label(rows):
         values = {row: rng.normal(size=segments[row].steps).astype(np.float32) for row in rows}
-        ledger.put_step_labels("advantage", values)
+        ledger.put_step_labels(name, values)
         said.update(values)
 
     def check(batch):
@@ -249,12 +246,12 @@ def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
             for t in range(segment.steps)
         }
         for i, at in enumerate(zip(batch["episode"].tolist(), batch["tick"].tolist(), strict=True)):
-            np.testing.assert_array_equal(batch["labels"]["advantage"][i], np.float32(steps[at]))
+            np.testing.assert_array_equal(batch["labels"][name][i], np.float32(steps[at]))
             assert np.isnan(batch["labels"]["value"][i])
 
     label(list(segments)[::2])
     ledger.put_step_labels("other", {row: np.zeros(segments[row].steps) for row in segments})
-    options = {"labels": ("advantage", "value"), "lead": 3, "batch": 64, "max_offset": 4}
+    options = {"labels": (name, "value"), "lead": 3, "batch": 64, **options}
     with open_dataset(place, SPEC, config(**options)) as feed:
         feed.refresh()
         for _ in range(10):
@@ -266,6 +263,7 @@ def test_labels_that_a_job_writes_back_come_with_the_steps_they_are_of(filled):
             feed.next()
         for _ in range(10):
             check(feed.next())
+        assert feed.stats.loaded == feed.stats.segments > 30, "what is in memory has its frames"
     store.close()
     ledger.close()
 
@@ -296,20 +294,19 @@ def test_memory_is_given_in_the_order_of_need_whoever_is_ready_first():
         return read(rows)
 
     plan = layout()
-    loads = [load(buffer, LoadJob(n, (SegmentRequest(n + 1),)))[3][0] for n in range(6)]
+    loads = [load(buffer, (SegmentRequest(n + 1),))[3][0] for n in range(6)]
     step_bytes = int(plan.step_bytes(np.array([30]))[0])
     # two of them fit at a time
     arena = FrameCache(plan.shapes, 2 * (max(loads) * 768 + step_bytes))
-    loader = SegmentLoader(arena, late, plan, FreshSegments(1000), 3)
+    loader = SegmentLoader(arena, late, plan, 3)
     try:
         for number in range(6):
-            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+            loader.submit((SegmentRequest(number + 1),))
         slow.set()
         for number in range(6):
-            (segment,) = loader.take(number).segments
-            assert segment.row == number + 1
-            numbers = np.unique(segment.records["frame"])
-            loader.release((numbers[numbers >= 0],), step_bytes)
+            (segment,) = loader.take().segments
+            assert segment.request.row == number + 1
+            loader.release(segment.frames, step_bytes)
         assert arena.used_bytes == 0
     finally:
         loader.close()
@@ -326,14 +323,14 @@ def test_a_job_that_failed_is_tried_again_though_all_threads_wait_for_it():
             raise StorageError("the store is away.")
         return read(rows)
 
-    loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), FreshSegments(1000), 2)
+    loader = SegmentLoader(FrameCache(layout().shapes, 1_000_000), flaky, layout(), 2)
     try:
         for number in range(5):
-            loader.submit(LoadJob(number, (SegmentRequest(number + 1),)))
+            loader.submit((SegmentRequest(number + 1),))
         for _ in range(2):
             with pytest.raises(StorageError, match="away"):
-                loader.take(0)
-        assert [loader.take(number).segments[0].row for number in range(5)] == [1, 2, 3, 4, 5]
+                loader.take()
+        assert [loader.take().segments[0].request.row for _ in range(5)] == [1, 2, 3, 4, 5]
     finally:
         loader.close()
 
@@ -349,10 +346,8 @@ def test_a_job_reads_at_once_and_no_more_than_its_windows_show():
         return read(rows)
 
     buffer.read = noting
-    target = uniform()
-    plan = Layout.of(spec, 5, target.starts, target.continues, history=4)
-    job = LoadJob(0, (SegmentRequest(4, (3, 2, 1), (5,)),), (SegmentRequest(5, (), (6,)),))
-    load(buffer, job, plan)
+    job = (SegmentRequest(4, (3, 2, 1), (5,)), SegmentRequest(5, (4, 3), (6,), frames=False))
+    load(buffer, job, layout(spec, history=4))
     assert asked == [[3, 4, 5, 6]]
 
 
@@ -363,7 +358,7 @@ def test_training_goes_on_with_what_is_kept_while_the_object_store_is_away(tmp_p
     ledger, store = place.open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     store.append_all([(segment, 1) for segment in fleet(SPEC, episodes=8)], 1)
-    seal(store, ledger, 2, force=True)
+    seal(store, 2, force=True)
     ledger.close()
     expect, _ = batches(place, 20)
     requests.down = True
@@ -384,9 +379,9 @@ def test_a_closed_loader_wakes_who_waits():
     buffer = MemoryBuffer(SPEC)
     buffer.add(*record(SPEC, "e", [40, 40], 2, source="demonstration"))
     arena = FrameCache(layout().shapes, 45 * 768)
-    loader = SegmentLoader(arena, buffer.read, layout(), FreshSegments(1000), 1)
-    loader.submit(LoadJob(0, (SegmentRequest(1),)))
-    loader.submit(LoadJob(1, (SegmentRequest(2),)))
+    loader = SegmentLoader(arena, buffer.read, layout(), 1)
+    loader.submit((SegmentRequest(1),))
+    loader.submit((SegmentRequest(2),))
     # the second waits for memory
     loader.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loading")]

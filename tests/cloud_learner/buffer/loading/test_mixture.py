@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import msgspec
@@ -33,11 +34,15 @@ def buffers():
 
 def test_each_robot_gets_its_share_of_the_batches_and_its_own_shapes(buffers):
     mixed = mixture(buffers)
-    with pytest.raises(InvalidDataError, match="no step to learn from yet in any of"):
+    with pytest.raises(
+        InvalidDataError,
+        match=r"learn from yet\. arm: no segment .* base: no segment .* hand: no segment",
+    ):
         mixed.next()
     assert mixed.refresh() == 4
     names = Counter(mixed.next()[0] for _ in range(70))
     assert names == {"arm": 50, "base": 20}, "who has no data leaves its share to the others"
+    assert mixed.shares == pytest.approx({"arm": 5 / 7, "base": 2 / 7, "hand": 0.0})
     buffers["hand"].add(*record(buffers["hand"].spec, "hand-e", [20], 9))
     mixed.refresh()
     names = Counter()
@@ -48,7 +53,7 @@ def test_each_robot_gets_its_share_of_the_batches_and_its_own_shapes(buffers):
             camera.name: (camera.height, camera.width) for camera in SPECS[name].cameras
         }
     assert all(abs(names[name] - 100 * share) <= 1 for name, share in SHARES.items())
-    mixed.close()
+    assert mixed.shares == pytest.approx(SHARES)
 
 
 def test_a_mixture_goes_on_where_it_stopped(buffers):
@@ -66,12 +71,10 @@ def test_a_mixture_goes_on_where_it_stopped(buffers):
         assert same(batch, copied(other))
     with pytest.raises(InvalidDataError, match="the state is of"):
         mixture({"arm": buffers["arm"]} | {"base": buffers["base"], "hand": buffers["hand"]}).restore({"datasets": {}})
-    first.close()
-    second.close()
 
 
 def test_shares_that_cannot_be_are_refused(buffers):
     dataset = ReplayDataset(buffers["arm"], buffers["arm"], SPECS["arm"], config())
-    for datasets, shares in (({}, {}), ({"arm": dataset}, {"base": 1.0}), ({"arm": dataset}, {"arm": 0.0})):
+    for datasets, shares in (({}, {}), ({"arm": dataset}, {"base": 1.0}), ({"arm": dataset}, {"arm": math.nan})):
         with pytest.raises(ConfigError, match="mixture: shares"):
             DatasetMixture(datasets, shares)

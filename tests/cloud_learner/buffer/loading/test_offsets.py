@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.windows import BatchSlot, gather, settle
+from cloud_learner.buffer.loading.windows import BatchSlot, WindowReader, settle
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, SCRIPT, robot
 from tests.cloud_learner.buffer.loading.test_windows import draws, shape_of
 
@@ -25,7 +26,8 @@ def by_all(actor, demonstration):
 
 def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
     """One segment, ledger row 7, of `own` steps and what follows it; each step sees its own frame, half a tick old."""
-    layout = Layout.of(spec, shape.lookahead, starts, continues)
+    target = msgspec.structs.replace(shape.target, starts=starts, continues=continues)
+    layout = Layout(spec, msgspec.structs.replace(shape, target=target))
     actors = np.array(actors[: own + shape.lookahead], np.uint8)
     steps = np.zeros(len(actors), layout.record)
     number = np.arange(len(steps))
@@ -38,7 +40,7 @@ def pool_of(shape, actors, own, starts=by_human, continues=by_all, spec=SPEC):
     steps["frame"] = -1
     steps["frame"][:own] = number[:own, None]
     pool = StepCache(layout)
-    pool.insert(7, steps, own)
+    pool.insert(7, steps, own, ())
     return pool, layout
 
 
@@ -48,7 +50,7 @@ def windows(offset, shape, actors, own, count=MANY, seed=0, online=True, **optio
     asked["online"] = online
     positions, rows = settle(pool, asked)
     rng = np.random.default_rng(seed)
-    return gather(pool, PICTURES, layout, asked[positions], rows, shape, BatchSlot(), rng, 1)
+    return WindowReader(pool, PICTURES, layout).gather(asked[positions], rows, BatchSlot(), rng, 1)
 
 
 def shares(tick):

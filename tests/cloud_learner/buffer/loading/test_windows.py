@@ -8,7 +8,7 @@ from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import DRAW
-from cloud_learner.buffer.loading.windows import BatchSlot, gather, settle, spread
+from cloud_learner.buffer.loading.windows import BatchSlot, WindowReader, settle
 from cloud_learner.buffer.sampling.target import imitation
 from tests.cloud_learner.buffer.loading.memory_buffer import HUMAN, POLICY, robot
 
@@ -27,12 +27,11 @@ def shape_of(horizon=16, ticks_ahead=(), ticks_per_frame=1, target=None, **optio
     )
 
 
-def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0, 1), after=(1, 1)):
+def filled(horizon=4, ahead=(), ticks=1, frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0, 1), after=(1, 1)):
     """One segment of an online episode, ledger row 7: by default a human acts at all steps but the fifth."""
-    shape = shape_of(horizon, ahead)
-    plan = Layout.of(SPEC, shape.lookahead, imitation().starts, imitation().continues)
+    plan = Layout(SPEC, shape_of(horizon, ahead, ticks))
     pool = StepCache(plan)
-    steps = np.zeros(len(actor) + min(len(after), shape.lookahead), plan.record)
+    steps = np.zeros(len(actor) + min(len(after), plan.config.lookahead), plan.record)
     everybody = np.array([*actor, *after], np.uint8)[: len(steps)]
     steps["actor"] = everybody
     steps["eligible"] = steps["continues"] = everybody == HUMAN
@@ -41,8 +40,8 @@ def filled(horizon=4, ahead=(), frames=(0, 0, 0, 1, 1, 2), actor=(1, 1, 1, 1, 0,
     steps["reward"] = 1
     steps["frame"] = -1
     steps["frame"][: len(actor), 0] = frames
-    pool.insert(7, steps, len(actor))
-    return pool, plan, shape
+    pool.insert(7, steps, len(actor), ())
+    return pool, plan
 
 
 def draws(offsets, segment=7):
@@ -52,14 +51,13 @@ def draws(offsets, segment=7):
     return found
 
 
-def one(offset, slot=None, ticks=1, **options):
-    pool, plan, shape = filled(**options)
-    shape = shape_of(shape.horizon, shape.ticks_ahead, ticks)
+def one(offset, slot=None, **options):
+    pool, plan = filled(**options)
     asked = draws([offset])
     positions, rows = settle(pool, asked)
     pictures = [np.arange(10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)]
     rng = np.random.default_rng(0)
-    return gather(pool, pictures, plan, asked[positions], rows, shape, slot or BatchSlot(), rng, 1)
+    return WindowReader(pool, pictures, plan).gather(asked[positions], rows, slot or BatchSlot(), rng, 1)
 
 
 def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
@@ -99,15 +97,12 @@ def test_groups_are_the_eligible_steps_behind_one_image():
 
 
 def test_spreading_stays_within_the_group():
-    pool, _, _ = filled()
-    rows = pool.first_rows(np.array([7, 7])) + np.array([1, 5])
-    found = spread(pool, rows, np.array([1, 5]), 40, np.random.default_rng(1)) - (rows - np.array([1, 5]))[:, None]
-    assert set(found[0].tolist()) == {0, 1, 2}
-    assert set(found[1].tolist()) == {5}
+    assert set(one(1, ticks=40)["tick"][0].tolist()) == {100, 101, 102}
+    assert set(one(5, ticks=40)["tick"][0].tolist()) == {105}
 
 
 def test_draws_that_cannot_be_used_are_replaced_by_the_next_that_can():
-    pool, _, _ = filled(frames=(0, -1, 0, 1, 1, -2))
+    pool, _ = filled(frames=(0, -1, 0, 1, 1, -2))
     positions, rows = settle(pool, draws([0, 1, 2, 4, 5]))
     assert positions.tolist() == [0, 2, 2, 0, 0]
     assert (rows - pool.first_rows(np.array([7]))[0]).tolist() == [0, 2, 2, 0, 0]

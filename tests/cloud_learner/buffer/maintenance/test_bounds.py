@@ -14,7 +14,7 @@ from cloud_learner.buffer.maintenance import compact, shard_writer
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.compact import compact_one
 from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread, Retention
-from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
+from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.shard import shard_key
 from tests.cloud_learner.buffer.stored import OTHER, count_changes
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
@@ -25,6 +25,11 @@ LATER_NS = 2 * 3600 * 10**9
 """after which nothing that was recorded may still run"""
 
 
+@pytest.fixture(autouse=True)
+def any_finished_step_is_worth_a_shard(monkeypatch):
+    monkeypatch.setattr(shard_writer, "MIN_ROWS", 1)
+
+
 def _practice(local, name, **options):
     """An episode in which no person acted."""
     return local.add_episode(name, OTHER, **{"steps": 400, "actor": [0] * 400, **options})
@@ -33,9 +38,7 @@ def _practice(local, name, **options):
 def _thread(local, retention=None, clock=None):
     return MaintenanceThread(
         local.store,
-        local.ledger,
         retention,
-        SealPolicy(min_rows=1),
         clock or ManualClock(1000),
         lambda: time.time_ns() + LATER_NS,
     )
@@ -64,7 +67,7 @@ def test_the_oldest_are_forgotten_and_their_room_given_back(local):
     clock, rows = ManualClock(1000), {}
     for n in range(3):
         rows[n] = _practice(local, f"e{n}")
-        seal(local.store, local.ledger, 2000, force=True)
+        seal(local.store, 2000, force=True)
     size = local.ledger.episode("e0").bytes
     thread = _thread(local, Retention(max_bytes=2 * size, keep_human=False), clock)
     while thread.step():
@@ -105,7 +108,7 @@ def test_a_disk_that_is_nearly_full_is_said_in_log_and_stats(local, caplog, monk
         clock.advance(61 * 10**9)
     # when it begins, not all the time
     assert said == [0, 1, 1, 1, 2]
-    found = collect(local.ledger, local.store)
+    found = collect(local.store)
     assert "vla-fleet buffer prune" in found.warning and found.warning in render(found)
 
 
@@ -128,10 +131,10 @@ def test_a_shard_at_a_time_is_compacted(local, monkeypatch):
     for n in range(24):
         rows = _practice(local, f"e{n}", steps=1300, segment_steps=325, actor=[0] * 1300)
         kept += rows if n % 3 == 2 else []
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     local.ledger.prune([f"e{n}" for n in range(24) if n % 3 != 2], 9)
     before, pieces = len(local.ledger.shards()), []
-    while (piece := compact_one(local.store, local.ledger, 3000, set())) is not None:
+    while (piece := compact_one(local.store, 3000, set())) is not None:
         pieces.append(piece)
         local.check(kept)
     assert len(pieces) > 1 and all(piece.written_shards == 1 for piece in pieces)
@@ -141,7 +144,7 @@ def test_a_shard_at_a_time_is_compacted(local, monkeypatch):
 def test_a_round_looks_at_no_shard_that_is_full(local, monkeypatch):
     monkeypatch.setattr(compact, "SHARD_BYTES", 1000)
     _practice(local, "e0")
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     shards, asked = local.ledger.shards, []
 
     def count(*args, **options):
@@ -149,7 +152,7 @@ def test_a_round_looks_at_no_shard_that_is_full(local, monkeypatch):
         return shards(*args, **options)
 
     monkeypatch.setattr(local.ledger, "shards", count)
-    assert compact_one(local.store, local.ledger, 3000, set()) is None
+    assert compact_one(local.store, 3000, set()) is None
     assert asked == [0] and len(shards()) == 1
 
 
@@ -161,13 +164,13 @@ def test_no_transaction_of_maintenance_changes_more_than_a_few_hundred_rows(loca
     rows = local.store.append_all([(segment, 1) for segment in segments], 2)
     changed = count_changes(local.ledger)
     # sealed, all of it written again, some found damaged, forgotten
-    assert seal(local.store, local.ledger, 2000, force=True).segments == 500
+    assert seal(local.store, 2000, force=True).segments == 500
     with local.ledger.exclusive():
         compact.rewrite(local.store, OTHER.hash, list(local.ledger.places(rows).values()), 9)
-    upkeep.drop_dead(local.store, local.ledger)
+    upkeep.drop_dead(local.store)
     key = shard_key(OTHER.hash, local.ledger.shards()[0].number)
     local.store.objects.put(key, local.store.objects.get(key)[:9])
-    assert len([one for one in upkeep.verify(local.store, local.ledger, repair=True) if one.row]) == 500
+    assert len([one for one in upkeep.verify(local.store, repair=True) if one.row]) == 500
     pruned = upkeep.prune(local.ledger, Retention(max_bytes=0), time.time_ns() + LATER_NS)
     assert (pruned.episodes, pruned.segments) == (1, 500) and local.ledger.segments_after(0) == ()
     assert sum(changed) >= 4 * 500 and max(changed) == SEGMENTS_AT_ONCE
@@ -176,7 +179,7 @@ def test_no_transaction_of_maintenance_changes_more_than_a_few_hundred_rows(loca
 def test_others_are_at_work_while_verify_reads_and_between_the_pieces_of_prune(local, monkeypatch):
     for n in range(3):
         _practice(local, f"e{n}")
-        seal(local.store, local.ledger, 2000, force=True)
+        seal(local.store, 2000, force=True)
     key = shard_key(OTHER.hash, 1)
     local.store.objects.put(key, local.store.objects.get(key)[:9])
     get, reads = local.store.objects.get, []
@@ -188,7 +191,7 @@ def test_others_are_at_work_while_verify_reads_and_between_the_pieces_of_prune(l
         return get(key)
 
     monkeypatch.setattr(local.store.objects, "get", read)
-    assert [one.row for one in upkeep.verify(local.store, local.ledger, repair=True) if one.row]
+    assert [one.row for one in upkeep.verify(local.store, repair=True) if one.row]
     assert len(reads) > 3
     monkeypatch.setattr("cloud_learner.buffer.maintenance.prune.EPISODES_AT_ONCE", 1)
     turns = []
@@ -246,32 +249,32 @@ def test_a_disk_that_fills_while_sealing_leaves_everything_in_the_journal(local,
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", _full)
         with pytest.raises(DiskFullError, match=r"no space left for .* Free some room"):
-            seal(local.store, local.ledger, 2000, force=True)
+            seal(local.store, 2000, force=True)
         assert local.ledger.shards() == () and _leftovers(local) == []
         local.check(rows)
-    assert seal(local.store, local.ledger, 2000, force=True).shards == 1
+    assert seal(local.store, 2000, force=True).shards == 1
     local.check()
 
 
 def test_a_disk_that_fills_while_compacting_leaves_the_old_shards(local, monkeypatch):
     for n in range(3):
         _practice(local, f"e{n}")
-        seal(local.store, local.ledger, 2000, force=True)
+        seal(local.store, 2000, force=True)
     before = local.ledger.shards()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", _full)
         with pytest.raises(DiskFullError, match=r"no space left for .* Free some room"):
-            upkeep.compact(local.store, local.ledger, 3000)
+            upkeep.compact(local.store, 3000)
         assert local.ledger.shards() == before and _leftovers(local) == []
         # nor when the ledger cannot be written either, and the next writer removes what was begun
         patch.setattr(local.ledger, "forget_shard", lambda *_: _raise(DiskFullError("the ledger has no room")))
         with pytest.raises(DiskFullError, match="no space left for"):
-            upkeep.compact(local.store, local.ledger, 3000)
+            upkeep.compact(local.store, 3000)
         local.check()
     local.reopen()
     assert local.ledger.shards() == before
     local.check()
-    assert upkeep.compact(local.store, local.ledger, 3000).written_shards == 1
+    assert upkeep.compact(local.store, 3000).written_shards == 1
     local.check()
 
 
@@ -295,21 +298,21 @@ def test_a_shard_cut_in_half_gives_what_is_whole_and_keeps_the_rest(local, caplo
     spec = fake_spec(1, size=128)
     local.ledger.see_robot("r1", spec, "clock", 1)
     rows = local.add_episode("e0", spec, steps=600, segment_steps=20)
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     more = local.add_episode("e1", spec, steps=20)
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     key = shard_key(spec.hash, 0)
     local.store.objects.put(key, local.store.objects.get(key)[: local.ledger.shards()[0].bytes // 2])
     stuck = set()
     with caplog.at_level(logging.ERROR):
-        done = compact_one(local.store, local.ledger, 3000, stuck)
+        done = compact_one(local.store, 3000, stuck)
     assert done is not None and "verify --repair` sets it aside" in caplog.text
     damaged = set(local.store.read(rows).damaged)
     assert 0 < len(damaged) < len(rows)
     local.check([row for row in rows + more if row not in damaged])
     # what cannot be read lies where it lay, and is not tried for ever
     assert {local.where()[row] for row in damaged} == {0} and stuck == {(spec.hash, 0)}
-    assert compact_one(local.store, local.ledger, 3000, stuck) is None
-    list(upkeep.verify(local.store, local.ledger, repair=True))
-    assert [finding for finding in upkeep.verify(local.store, local.ledger) if finding.damage] == []
+    assert compact_one(local.store, 3000, stuck) is None
+    list(upkeep.verify(local.store, repair=True))
+    assert [finding for finding in upkeep.verify(local.store) if finding.damage] == []
     local.check([row for row in rows + more if row not in damaged])

@@ -21,7 +21,7 @@ DAY = 24 * 3600 * 10**9
 
 
 def _force(buffer):
-    return seal(buffer.store, buffer.ledger, 2000, force=True)
+    return seal(buffer.store, 2000, force=True)
 
 
 def _key(buffer, spec):
@@ -30,7 +30,7 @@ def _key(buffer, spec):
 
 
 def _whole(buffer):
-    return list(upkeep.verify(buffer.store, buffer.ledger))
+    return list(upkeep.verify(buffer.store))
 
 
 def _aside(buffer):
@@ -48,7 +48,7 @@ def test_a_whole_buffer_has_nothing_to_say(buffer):
     buffer.add_episode("o", OTHER, steps=300)
     assert _whole(buffer) == []
     ledger, reader = buffer.place.open_reader()
-    assert list(upkeep.verify(reader, ledger)) == []
+    assert list(upkeep.verify(reader)) == []
     ledger.close()
 
 
@@ -78,7 +78,7 @@ def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer)
     assert not any(place.damaged for place in buffer.ledger.places(rows).values())
 
     generation = buffer.ledger.generation()
-    repaired = list(upkeep.verify(buffer.store, buffer.ledger, repair=True))
+    repaired = list(upkeep.verify(buffer.store, repair=True))
     assert {finding.row for finding in repaired if finding.row} == hit
     assert buffer.ledger.generation() > generation
     found = buffer.store.read(rows + other)
@@ -89,7 +89,7 @@ def test_only_the_segments_that_are_hit_are_named_and_the_rest_serves_on(buffer)
     ((_, copy),) = _aside(buffer)
     assert copy != good and len(copy) == len(good)
     # what is whole lies elsewhere now; the old shard may go and then all is well
-    upkeep.drop_dead(buffer.store, buffer.ledger)
+    upkeep.drop_dead(buffer.store)
     assert [finding for finding in _whole(buffer) if finding.damage] == []
     buffer.check(sorted(set(rows + other) - hit))
 
@@ -111,9 +111,9 @@ def test_objects_that_are_gone_or_torn_and_damage_where_nothing_lies(local):
     local.store.objects.put(key, good + b"more")
     findings = _whole(local)
     assert [finding.row for finding in findings] == [0] and findings[0].damage
-    repaired = list(upkeep.verify(local.store, local.ledger, repair=True))
+    repaired = list(upkeep.verify(local.store, repair=True))
     assert [finding.damage for finding in repaired] == [True, False]
-    upkeep.drop_dead(local.store, local.ledger)
+    upkeep.drop_dead(local.store)
     assert _whole(local) == []
     local.check()
 
@@ -127,7 +127,7 @@ def test_a_damaged_record_of_the_journal_is_set_aside(local):
     path.write_bytes(data)
     assert set(local.store.read(rows).damaged) == {rows[1]}
     assert [(finding.damage, finding.row) for finding in _whole(local)] == [(True, rows[1])]
-    list(upkeep.verify(local.store, local.ledger, repair=True))
+    list(upkeep.verify(local.store, repair=True))
     ((entry, copy),) = _aside(local)
     assert entry.id.startswith("e0-1-") and bytes(data[place.offset : place.offset + 44]) == copy[:44]
     assert _whole(local) == []
@@ -174,7 +174,7 @@ def test_metadata_is_checked_and_can_be_written_again(buffer):
     assert [finding.damage for finding in findings] == [True, True]
     assert key in findings[1].text + findings[0].text
     buffer.check()
-    list(upkeep.verify(buffer.store, buffer.ledger, repair=True))
+    list(upkeep.verify(buffer.store, repair=True))
     assert _whole(buffer) == []
     opened = zarr.open_group(as_zarr(buffer.store.objects), path=SPEC.hash, mode="r")
     place = buffer.ledger.places([1])[1]
@@ -264,17 +264,17 @@ def test_the_room_of_forgotten_episodes_comes_back(buffer, monkeypatch):
     assert len(buffer.ledger.shards()) == 2
     buffer.ledger.prune([f"e{n}" for n in range(6) if n % 3 != 2], 9)
     before = sum(1 for key in buffer.store.objects.list() if "/c/" in key)
-    done = upkeep.compact(buffer.store, buffer.ledger, 3000)
+    done = upkeep.compact(buffer.store, 3000)
     assert (done.read_shards, done.written_shards) == (2, 1) and done.freed_bytes > 0
     assert sum(1 for key in buffer.store.objects.list() if "/c/" in key) < before
     assert [shard.live_steps for shard in buffer.ledger.shards()] == [2600]
     buffer.check(kept)
     assert _whole(buffer) == []
     # it is as small as it gets
-    again = upkeep.compact(buffer.store, buffer.ledger, 3000)
+    again = upkeep.compact(buffer.store, 3000)
     assert (again.read_shards, again.written_shards, again.freed_bytes) == (0, 0, 0)
     buffer.ledger.prune(["e2", "e5"], 9)
-    assert upkeep.drop_dead(buffer.store, buffer.ledger) == 1
+    assert upkeep.drop_dead(buffer.store) == 1
     assert buffer.ledger.shards() == ()
     assert [key for key in buffer.store.objects.list() if "/c/" in key] == []
 
@@ -284,12 +284,12 @@ def test_small_shards_are_written_together(local):
         local.add_episode(f"e{n}", OTHER, steps=400)
         _force(local)
     assert len(local.ledger.shards()) == 5
-    done = upkeep.compact(local.store, local.ledger, 3000)
+    done = upkeep.compact(local.store, 3000)
     assert (done.read_shards, done.written_shards) == (5, 1)
     local.check()
     (shard,) = local.ledger.shards()
     assert (shard.live_steps, shard.live_bytes) == (2000, shard.record_bytes)
-    again = upkeep.compact(local.store, local.ledger, 3000)
+    again = upkeep.compact(local.store, 3000)
     assert (again.read_shards, again.written_shards) == (0, 0)
 
 
@@ -301,7 +301,7 @@ def test_damage_is_not_copied_when_shards_are_rewritten(local, caplog):
     key = _key(local, OTHER)
     good = local.store.objects.get(key)
     local.store.objects.put(key, good[:-3])
-    upkeep.compact(local.store, local.ledger, 3000)
+    upkeep.compact(local.store, 3000)
     assert "is damaged" in caplog.text
     hit = set(local.store.read(rows).damaged)
     assert hit and hit <= set(rows[10:])
@@ -309,7 +309,7 @@ def test_damage_is_not_copied_when_shards_are_rewritten(local, caplog):
     # the old bytes are still there: with them comes the segment
     local.store.objects.put(key, good)
     local.check()
-    upkeep.compact(local.store, local.ledger, 3000)
+    upkeep.compact(local.store, 3000)
     local.check()
 
 
@@ -319,8 +319,8 @@ def test_upkeep_waits_for_nobody_for_ever(local):
     with local.ledger.exclusive(wait_s=0):
         for call in (
             lambda: upkeep.prune(other, Retention(max_bytes=0), time.time_ns(), wait_s=0.05),
-            lambda: upkeep.compact(store, other, 1, wait_s=0.05),
-            lambda: upkeep.drop_dead(store, other, wait_s=0.05),
+            lambda: upkeep.compact(store, 1, wait_s=0.05),
+            lambda: upkeep.drop_dead(store, wait_s=0.05),
         ):
             with pytest.raises(StorageError):
                 call()

@@ -175,7 +175,7 @@ def due_of(sampler: Sampler) -> np.ndarray:
         runs, newest = stratum.eligible.runs, sampler._recent.get(task)
         part = shares[task, online] * (1 - target.recent.share if newest else 1.0)
         if len(runs):
-            found[runs] += part * known.weight[runs] / sampler._mass[task, online]
+            found[runs] += part * known.weight[runs] / stratum.eligible.mass
         if newest and online:
             found[newest.runs] += target.recent.share * shares[task].sum() * known.weight[newest.runs] / newest.mass
     return found

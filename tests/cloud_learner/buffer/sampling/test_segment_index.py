@@ -59,34 +59,15 @@ def test_columns_are_those_of_the_ledger():
         universe.row[0] = 7
 
 
-def test_evaluations_other_tasks_and_other_ranks_are_left_out():
+def test_evaluations_and_other_tasks_are_left_out():
     book = Book()
     book.record([3], "a", "evaluation")
     book.record([3], "other")
     kept = [book.record([3], "a") for _ in range(6)]
-    universes = [SegmentIndex(("a",), rank, 2) for rank in range(2)]
-    for universe in universes:
-        added = universe.extend(book.index())
-        assert added.tolist() == list(range(len(universe)))
-        assert universe.watermark == book.row
-    numbers = [universe.episode_numbers[universe.episode].tolist() for universe in universes]
-    assert sorted(numbers[0] + numbers[1]) == kept
-    assert len(numbers[0]) == len(numbers[1])
-
-
-def test_no_rank_is_without_an_episode_of_a_kind_that_has_as_many_as_ranks():
-    book = Book()
-    kept = [
-        book.record([3], task, source) for task in "ab" for source in ("online", "demonstration") for _ in range(12)
-    ]
-    found = []
-    for rank in range(8):
-        universe = SegmentIndex(("a", "b"), rank, 8)
-        universe.extend(book.index())
-        kinds = 2 * universe.task + universe.online
-        assert set(np.bincount(kinds, minlength=4).tolist()) <= {1, 2}
-        found += universe.episode_numbers[universe.episode].tolist()
-    assert sorted(found) == kept
+    universe = SegmentIndex(("a",))
+    assert universe.extend(book.index()).tolist() == list(range(6))
+    assert universe.watermark == book.row
+    assert universe.episode_numbers.tolist() == kept
 
 
 def test_neighbours_are_found_whoever_comes_first_and_only_where_ticks_adjoin():
@@ -278,7 +259,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
             fake_episode(spec, "shown", task="a", source="demonstration", steps=30, seed=4),
         )
         for segment in (*kept, *(segment for segments in others for segment in segments)):
-            ledger.commit_segment(segment, Journaled(1, 0, 1, "0" * 64), 1, 2)
+            ledger.commit_segments([(segment, Journaled(1, 0, 1, "0" * 64), 1)], 2)
         universe = SegmentIndex(("a",))
         universe.extend(ledger.index(0, spec.data_hash))
         assert universe.watermark == ledger.totals().newest_row

@@ -11,6 +11,12 @@ from cloud_learner.buffer.store.journal import Journal
 from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
 
 
+def append(journal, payload):
+    """Where one record lies."""
+    (at,) = journal.append_all([payload])
+    return at
+
+
 def _files(root):
     return sorted(path.name for path in root.iterdir())
 
@@ -18,7 +24,7 @@ def _files(root):
 def test_records_come_back_and_say_where_they_are(tmp_path):
     journal = Journal(tmp_path / "deep" / "journal")
     payloads = [b"", b"one", os.urandom(100_000)]
-    at = [journal.append(payload) for payload in payloads]
+    at = [append(journal, payload) for payload in payloads]
     assert [record.offset for record in at] == [0, 44, 44 + 44 + 3]
     assert {record.journal for record in at} == {1}
     assert at[1].sha256 == hashlib.sha256(b"one").hexdigest()
@@ -37,13 +43,13 @@ def test_a_journal_that_is_only_read_touches_nothing(tmp_path):
 
 def test_files_are_full_at_some_size_and_every_opening_begins_one(tmp_path):
     journal = Journal(tmp_path, rotate_bytes=200)
-    at = [journal.append(b"x" * 60) for _ in range(5)]
+    at = [append(journal, b"x" * 60) for _ in range(5)]
     assert [record.journal for record in at] == [1, 1, 2, 2, 3]
     other = Journal(tmp_path, rotate_bytes=200)
-    assert other.append(b"y").journal == 4
-    assert journal.append(b"z").journal == 3
+    assert append(other, b"y").journal == 4
+    assert append(journal, b"z").journal == 3
     journal.close()
-    assert journal.append(b"z").journal == 5
+    assert append(journal, b"z").journal == 5
 
 
 def test_many_records_are_flushed_once_and_lie_in_one_file(tmp_path, monkeypatch):
@@ -53,7 +59,7 @@ def test_many_records_are_flushed_once_and_lie_in_one_file(tmp_path, monkeypatch
     at = journal.append_all(payloads)
     assert len(flushed) == 1 and [record.journal for record in at] == [1, 1, 1]
     assert [journal.read(record) for record in at] == payloads
-    assert journal.append(b"z").journal == 2
+    assert append(journal, b"z").journal == 2
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(DiskFullError):
@@ -63,12 +69,12 @@ def test_many_records_are_flushed_once_and_lie_in_one_file(tmp_path, monkeypatch
 
 def test_a_torn_tail_is_never_appended_to_and_never_read(tmp_path):
     journal = Journal(tmp_path)
-    whole, torn = journal.append(b"whole"), journal.append(b"torn" * 10)
+    whole, torn = append(journal, b"whole"), append(journal, b"torn" * 10)
     journal.close()
     path = tmp_path / "00000001.journal"
     os.truncate(path, path.stat().st_size - 1)
     journal = Journal(tmp_path)
-    assert journal.append(b"later").journal == 2
+    assert append(journal, b"later").journal == 2
     assert journal.read(whole) == b"whole"
     with pytest.raises(CorruptDataError, match=r"00000001\.journal: the record at byte 49"):
         journal.read(torn)
@@ -76,7 +82,7 @@ def test_a_torn_tail_is_never_appended_to_and_never_read(tmp_path):
 
 def test_every_changed_byte_of_a_record_is_noticed(tmp_path):
     journal = Journal(tmp_path)
-    first, at = journal.append(b"before"), journal.append(b"payload")
+    first, at = append(journal, b"before"), append(journal, b"payload")
     path = tmp_path / "00000001.journal"
     good = path.read_bytes()
     for place in range(at.offset, len(good)):
@@ -88,7 +94,7 @@ def test_every_changed_byte_of_a_record_is_noticed(tmp_path):
 
 def test_a_place_that_belongs_to_another_record_is_refused(tmp_path):
     journal = Journal(tmp_path)
-    at, other = journal.append(b"payload"), journal.append(b"another")
+    at, other = append(journal, b"payload"), append(journal, b"another")
     with pytest.raises(CorruptDataError):
         journal.read(Journaled(at.journal, at.offset, at.bytes, other.sha256))
 
@@ -106,7 +112,7 @@ def test_a_place_that_belongs_to_another_record_is_refused(tmp_path):
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_failing_disk_takes_back_what_it_wrote(tmp_path, monkeypatch, code, kind, call, begun):
     journal = Journal(tmp_path)
-    before = [journal.append(b"before")] if begun else []
+    before = [append(journal, b"before")] if begun else []
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
 
     def fail(*_args):
@@ -116,9 +122,9 @@ def test_a_failing_disk_takes_back_what_it_wrote(tmp_path, monkeypatch, code, ki
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fail)
             with pytest.raises(kind, match=r"journal"):
-                journal.append(b"x" * 1000)
+                append(journal, b"x" * 1000)
         assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == sizes
-    at = journal.append(b"after")
+    at = append(journal, b"after")
     assert journal.read(at) == b"after"
     assert [journal.read(record) for record in before] == [b"before"] * begun
 
@@ -127,13 +133,13 @@ def test_a_write_that_stops_half_way_goes_on(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: write(fd, data[:7], at))
-    at = journal.append(b"a payload of some length")
+    at = append(journal, b"a payload of some length")
     assert journal.read(at) == b"a payload of some length"
 
 
 def test_what_nobody_refers_to_goes_but_never_the_open_file(tmp_path):
     journal = Journal(tmp_path, rotate_bytes=1)
-    at = [journal.append(b"x") for _ in range(4)]
+    at = [append(journal, b"x") for _ in range(4)]
     assert journal.remove_unused(lambda: {2}) == 2
     assert _files(tmp_path) == ["00000002.journal", "00000004.journal"]
     assert journal.read(at[3]) == b"x"
@@ -142,22 +148,22 @@ def test_what_nobody_refers_to_goes_but_never_the_open_file(tmp_path):
     journal.close()
     assert journal.remove_unused(lambda: set()) == 1
     # numbers are not used twice while this process lives
-    assert journal.append(b"y").journal == 5
+    assert append(journal, b"y").journal == 5
 
 
 def test_a_file_that_another_writer_holds_stays(tmp_path):
     writer, other = Journal(tmp_path), Journal(tmp_path)
-    at = writer.append(b"not committed yet")
+    at = append(writer, b"not committed yet")
     assert other.remove_unused(lambda: set()) == 0
     assert writer.read(at) == b"not committed yet"
 
 
 def test_what_is_completed_while_the_ledger_is_asked_stays(tmp_path):
     journal = Journal(tmp_path, rotate_bytes=1)
-    journal.append(b"a")
+    append(journal, b"a")
 
     def ask():
-        journal.append(b"b")  # completes file 1 and begins file 2
+        append(journal, b"b")  # completes file 1 and begins file 2
         return set()
 
     assert journal.remove_unused(ask) == 0
@@ -168,7 +174,7 @@ def _write(directory, seed, ledger):
     journal, chance = Journal(directory, rotate_bytes=1000), random.Random(seed)
     with open(ledger, "a") as commits:
         for _ in range(80):
-            at = journal.append(chance.randbytes(chance.randrange(400)))
+            at = append(journal, chance.randbytes(chance.randrange(400)))
             # most records are never committed, or forgotten at once
             if chance.random() < 0.2:
                 commits.write(f"{at.journal} {at.offset} {at.bytes} {at.sha256}\n")

@@ -89,12 +89,12 @@ def _write(root, out, seed):
         number += max(1, len(several) * SEGMENT_STEPS // STEPS)
         kind = chance.random()
         if kind < 0.4:
-            seal(store, ledger, time.monotonic_ns(), force=True)
+            seal(store, time.monotonic_ns(), force=True)
         elif kind < 0.6:
             upkeep.prune(ledger, upkeep.Retention(max_bytes=KEPT_BYTES), time.time_ns())
-            upkeep.drop_dead(store, ledger)
+            upkeep.drop_dead(store)
         elif kind < 0.75:
-            upkeep.compact(store, ledger, time.monotonic_ns())
+            upkeep.compact(store, time.monotonic_ns())
 
 
 def _check(root, acknowledged):
@@ -112,7 +112,7 @@ def _check(root, acknowledged):
     for row in rows:
         number, index = row.id[1:].split("/")
         assert same_segment(found.segments[row.row], _episode(int(number))[int(index)])
-    assert list(upkeep.verify(store, ledger)) == []
+    assert list(upkeep.verify(store)) == []
     assert {shard.state for shard in ledger.shards()} <= {"sealed"}
     assert set(store.journal.numbers()) == ledger.journals()
     totals = ledger.totals()

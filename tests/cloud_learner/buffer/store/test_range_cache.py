@@ -33,7 +33,7 @@ def remote(tmp_path, requests):
     buffer = Buffer(BufferLocation(tmp_path / "data", store=f"file://{tmp_path}/bucket", cache_bytes=50 * MB))
     buffer.add_episode("e0", steps=320)
     buffer.add_episode("e1", OTHER, steps=320)
-    seal(buffer.store, buffer.ledger, 2000, force=True)
+    seal(buffer.store, 2000, force=True)
     requests.pop()
     yield buffer
     buffer.ledger.close()
@@ -182,17 +182,17 @@ def test_verify_looks_at_the_store_itself(remote, reader):
     (number,) = {place.shard for place in remote.ledger.places([1]).values()}
     key = shard_key(SPEC.hash, number)
     remote.store.objects.put(key, remote.store.objects.get(key)[:-1000])
-    assert sum(finding.row > 0 for finding in verify(reader, remote.ledger)) >= 1
+    assert sum(finding.row > 0 for finding in verify(reader)) >= 1
 
 
 def test_stats_say_what_is_kept(remote, reader):
     remote.check(store=reader)
     used = sum(path.stat().st_size for path in _parts(remote))
-    found = collect(remote.ledger, reader)
+    found = collect(reader)
     assert (found.cache_bytes, found.cache_cap_bytes) == (used, 50 * MB)
     assert f"{used / 1e6:,.1f} MB of the object store are kept on this disk, of 50 MB" in render(found)
-    assert collect(remote.ledger, remote.store).cache_cap_bytes == 0
-    assert "object store" not in render(collect(remote.ledger, remote.store))
+    assert collect(remote.store).cache_cap_bytes == 0
+    assert "object store" not in render(collect(remote.store))
 
 
 def test_without_a_cache_nothing_is_kept(tmp_path, remote, requests):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.buffer.maintenance.shard_writer import SealPolicy, seal
+from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.objects import LocalObjects
 from cloud_learner.buffer.store.shard import encode_shard, shard_key
 from cloud_learner.buffer.store.store import SegmentStore, canonical
-from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, Buffer, put
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.errors import DiskFullError, InvalidDataError, StorageError
@@ -28,7 +28,7 @@ def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shar
     ledger, reader = buffer.place.open_reader()
     buffer.check(store=reader)
     assert set(buffer.where().values()) == {"journal"}
-    done = seal(buffer.store, buffer.ledger, 2000, force=True)
+    done = seal(buffer.store, 2000, force=True)
     assert (done.shards, done.segments, done.rows) == (2, 8, 600)
     assert "journal" not in buffer.where().values()
     buffer.check()
@@ -41,17 +41,17 @@ def test_a_segment_is_there_from_the_moment_it_was_taken_until_it_lies_in_a_shar
 
 def test_a_segment_comes_twice_and_is_stored_once(local):
     segments = fake_episode(SPEC, "e", steps=160)
-    assert [local.store.append(segment, 1, 2) for segment in segments] == [1, 2]
-    assert [local.store.append(segment, 1, 2) for segment in segments] == [None, None]
+    assert [put(local.store, segment) for segment in segments] == [1, 2]
+    assert [put(local.store, segment) for segment in segments] == [None, None]
     local.reopen()
-    assert local.store.append(segments[0], 1, 2) is None
+    assert put(local.store, segments[0]) is None
     assert len(local.ledger.segments_after(0)) == 2
 
 
 def test_the_ledger_has_the_size_and_hash_of_the_canonical_record(local):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     brought = msgspec.structs.replace(segment, frames={"camera1": segment.frames["camera1"]})
-    row = local.store.append(brought, 1, 2)
+    row = put(local.store, brought)
     empty = CameraFrames(np.zeros(0, np.int64), ())
     whole = msgspec.structs.replace(segment, frames={"camera0": empty, "camera1": segment.frames["camera1"]})
     payload = codec.encode(whole)
@@ -64,12 +64,12 @@ def test_what_may_not_be_stored_leaves_no_row(local):
     (segment,) = fake_episode(SPEC, "e", steps=20)
     stranger = msgspec.structs.replace(segment.episode, spec_hash="0123456789abcdef")
     with pytest.raises(InvalidDataError, match="say hello"):
-        local.store.append(msgspec.structs.replace(segment, episode=stranger), 1, 2)
+        put(local.store, msgspec.structs.replace(segment, episode=stranger))
     large = {**segment.frames, "camera0": CameraFrames(np.arange(2), (bytes(33 << 20),) * 2)}
     with pytest.raises(InvalidDataError, match="Close segments more often"):
-        local.store.append(msgspec.structs.replace(segment, frames=large), 1, 2)
+        put(local.store, msgspec.structs.replace(segment, frames=large))
     assert local.ledger.totals().newest_row == 0
-    assert local.store.append(segment, 1, 2) == 1
+    assert put(local.store, segment) == 1
 
 
 def test_canonical_has_every_camera_in_order():
@@ -109,11 +109,11 @@ def test_any_values_come_back_to_the_last_bit(tmp_path):
     seen = {camera: times[:0] for camera, times in third.frame_times_ns.items()}
     third = msgspec.structs.replace(third, **arrays, frame_times_ns=seen, frames={})
     buffer.add([first, second])
-    row = buffer.store.append(third, 1, 2)
+    row = put(buffer.store, third)
     buffer.segments[row] = canonical(third, spec)
     for _ in range(2):
         buffer.check()
-        seal(buffer.store, buffer.ledger, 2000, force=True)
+        seal(buffer.store, 2000, force=True)
     assert "journal" not in buffer.where().values()
     assert sorted(path.name for path in (tmp_path / "data" / "store").iterdir()) == sorted(
         [spec.hash, "store.json", ".writing"]
@@ -126,13 +126,13 @@ def test_what_was_stored_by_another_protocol_version_is_read(local, monkeypatch)
     rows = local.add_episode("e", steps=160)
     monkeypatch.undo()
     local.check(rows)
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     local.check(rows)
 
 
 def test_a_shard_of_another_ledger_is_refused(local):
     rows = local.add_episode("e", steps=160)
-    seal(local.store, local.ledger, 2000, force=True)
+    seal(local.store, 2000, force=True)
     (shard,) = local.ledger.shards()
     records = [codec.encode(segment) for segment in fake_episode(SPEC, "f", steps=160, seed=9)]
     local.store.objects.put(shard_key(SPEC.hash, shard.number), encode_shard(records))
@@ -154,7 +154,7 @@ def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
     number = buffer.ledger.reserve_shard(SPEC.hash, 5)
     buffer.store.objects.put(shard_key(SPEC.hash, number), encode_shard([b"record"]))
     # one of which deleting had begun
-    seal(buffer.store, buffer.ledger, 2000, force=True)
+    seal(buffer.store, 2000, force=True)
     (sealed,) = {place.shard for place in buffer.ledger.places(rows).values()}
     buffer.ledger.prune(["e0"], 7)
     buffer.ledger.mark_dropping(SPEC.hash, sealed)
@@ -171,7 +171,7 @@ def test_leftovers_of_a_crash_go_when_the_next_writer_opens(buffer):
     if isinstance(buffer.store.objects, LocalObjects):
         assert not half.exists()
     fresh = buffer.add_episode("e1", steps=160)
-    seal(buffer.store, buffer.ledger, 3000, force=True)
+    seal(buffer.store, 3000, force=True)
     buffer.check(fresh)
 
 
@@ -192,7 +192,7 @@ def test_a_reader_finds_what_moves_while_it_reads(local, monkeypatch):
     ledger, reader = local.place.open_reader()
     asked = ledger.places
     moves = [
-        lambda: (seal(local.store, local.ledger, 2000, force=True), local.reopen()),
+        lambda: (seal(local.store, 2000, force=True), local.reopen()),
         lambda: _rewrite_all(local, rows + gone),
         lambda: (local.ledger.prune(["e1"], 5), _rewrite_all(local, rows)),
     ]
@@ -216,7 +216,7 @@ def _rewrite_all(buffer, rows):
 
     with buffer.ledger.exclusive(wait_s=5):
         rewrite(buffer.store, SPEC.hash, list(buffer.ledger.places(rows).values()), 9)
-    drop_dead(buffer.store, buffer.ledger)
+    drop_dead(buffer.store)
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_readers_and_a_sealer_at_the_same_time(local):
         thread.start()
     for n in range(12):
         local.add_episode(f"e{n}", steps=160)
-        seal(local.store, local.ledger, 2000, force=n % 2 == 0)
+        seal(local.store, 2000, force=n % 2 == 0)
     stop.set()
     for thread in readers:
         thread.join()
@@ -256,8 +256,8 @@ def test_a_journal_of_another_machine_is_no_damage(local, tmp_path):
     found = store.read(rows)
     assert found.elsewhere == tuple(rows) and found.segments == {} and found.damaged == {}
     # and whoever seals there leaves it alone
-    assert seal(store, local.ledger, 5000, force=True).shards == 0
-    seal(local.store, local.ledger, 5000, force=True)
+    assert seal(store, 5000, force=True).shards == 0
+    seal(local.store, 5000, force=True)
     local.check(store=store)
 
 
@@ -275,7 +275,7 @@ def test_a_full_disk_loses_nothing_that_was_taken(local, monkeypatch):
         patch.setattr(os, "pwrite", full)
         for _ in range(3):
             with pytest.raises(StorageError, match="no space left"):
-                local.store.append(segment, 1, 2)
+                put(local.store, segment)
     local.check(rows)
     local.add([segment])
     local.check()
@@ -306,14 +306,14 @@ def test_a_disk_that_is_really_full(small_disk):
     assert len(taken) > 20
     for _ in range(3):
         with pytest.raises(DiskFullError):
-            seal(buffer.store, buffer.ledger, 2000, force=True)
+            seal(buffer.store, 2000, force=True)
         buffer.check()
     # somebody makes a little room: what was begun goes, and sealing gives more room than it takes
     ballast.unlink()
     buffer.reopen()
     assert len(buffer.ledger.segments_after(0, limit=10**6)) == len(taken)
     buffer.check()
-    done = seal(buffer.store, buffer.ledger, 2000, SealPolicy(), force=True)
+    done = seal(buffer.store, 2000, force=True)
     assert done.segments == len(taken)
     buffer.check()
     buffer.add_episode("afterwards", steps=80)

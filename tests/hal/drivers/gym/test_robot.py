@@ -240,9 +240,20 @@ def test_after_the_end_it_keeps_answering_until_it_is_reset() -> None:
     assert len({float(observation.state[0]) for observation, _ in seen[end + 1 :]}) == 1
     assert [float(feedback.executed[0]) for _, feedback in seen[end - 1 : end + 3]] == [1.0, 1.0, 0.0, 0.0]
     assert all(np.isfinite(feedback.reward) for _, feedback in seen)
+    assert [feedback.terminated for _, feedback in seen] == done
+    assert not any(feedback.truncated for _, feedback in seen)
     robot.reset("ahead", 1)
     assert robot.read().state[0] < 0.1
-    assert not robot.write(np.zeros(1, np.float32)).success
+    again = robot.write(np.zeros(1, np.float32))
+    assert not (again.success or again.terminated)
+
+
+def test_its_own_time_limit_cuts_an_episode_off() -> None:
+    robot, clock = ready(replace(CONFIG, tasks=(GymTask("far", env_id=FAR),)), "far")
+    ends = [(feedback.terminated, feedback.truncated) for _, feedback in play(robot, clock, 42)]
+    assert ends == [(False, False)] * 39 + [(False, True)] * 3
+    robot.reset("far", 0)
+    assert not robot.write(np.zeros(1, np.float32)).truncated
 
 
 def test_a_simulator_that_raises_is_reported_and_can_be_reset() -> None:

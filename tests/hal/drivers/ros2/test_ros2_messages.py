@@ -16,6 +16,7 @@ pytestmark = needs_ros
 
 from hal.drivers.ros2 import messages as m  # noqa: E402
 from hal.drivers.ros2.config import ImageTopic, IntegrationTarget, Ros2Config, robot_spec  # noqa: E402
+from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps  # noqa: E402
 
 ARM = RobotSpec(
     "arm",
@@ -99,6 +100,17 @@ def test_what_was_executed_needs_every_dimension() -> None:
     assert more == {"reward": 0.5}
     with pytest.raises(InvalidDataError, match="without b"):
         m.read_executed(m.joint_state(["a"], [1.0], 1), ["a", "b"])
+
+
+@pytest.mark.parametrize("said", [(), ("success", "terminated"), ("truncated",)])
+def test_a_robot_says_with_what_it_executed_how_the_episode_ended(said: tuple[str, ...]) -> None:
+    config = Ros2Config(ARM, executed=True)
+    topics = {"joint_states": "/joint_states", "executed": "/executed", "front": "/front"}
+    synchronizer = MessageSynchronizer(ARM, config, topics, Stamps(config, lambda: 0, None), own_clock=False)
+    synchronizer.on_executed(m.joint_state(["elbow", "wheel", *said], [0.5, 1.0, *[1.0] * len(said)], 7))
+    feedback = synchronizer.wait_for_executed(7, 1.0)
+    assert feedback is not None and feedback.executed.tolist() == [0.5, 1.0]
+    assert tuple(flag for flag in m.FLAGS if getattr(feedback, flag)) == said
 
 
 def test_pictures_of_every_encoding_become_rgb() -> None:

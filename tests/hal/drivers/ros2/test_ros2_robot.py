@@ -30,7 +30,7 @@ from tests.ros import needs_ros, sim_node, wait_until
 from tests.ros import ros as ros
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, RobotError
-from wire.messages.gateway import Hello, Job
+from wire.messages.gateway import Job
 from wire.messages.local import EpisodeEnded, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import Dimension, Frame, Observation, RobotSpec, Step
@@ -90,7 +90,6 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
     steps: list[Step] = []
     frames: list[Frame] = []
     ended = 0
-    ours.send(Hello("r", "uplink", "clock", 0, 1, robot.spec))
     ours.send(Job("j", (task,), seed))
     deadline = time.monotonic() + 60
     while ended < episodes and time.monotonic() < deadline:
@@ -156,7 +155,6 @@ def test_a_robot_moves_to_ros_by_configuration_alone(ros: Mapping[str, str], tmp
     loop = make_control(recipe, "r", uplink, inference, MonotonicClock(), operated=False, robot=robot)
     with sim_node("fake", None, "-p", "pacing:=stepped"):
         loop.robot.connect()
-        ours.send(Hello("r", "uplink", "clock", 0, 1, recipe.spec))
         ours.send(Job("j", ("go-left",), 1))
         steps: list[Step] = []
         deadline = time.monotonic() + 60

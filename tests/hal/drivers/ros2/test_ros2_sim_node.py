@@ -26,7 +26,7 @@ pytestmark = needs_ros
 
 from hal.drivers.ros2 import wrapper as ros2  # noqa: E402
 from hal.drivers.ros2.camera import Ros2Camera, Ros2CameraConfig  # noqa: E402
-from hal.drivers.ros2.messages import JOINT_STATE, TRIGGER, command, stamp_ns  # noqa: E402
+from hal.drivers.ros2.messages import FLAGS, JOINT_STATE, TRIGGER, command, stamp_ns  # noqa: E402
 from hal.drivers.ros2.sim_node import SimRobotNode  # noqa: E402
 from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
 
@@ -105,7 +105,8 @@ def test_a_stepped_robot_moves_by_commands_only(stepped: Running) -> None:
     said = dict(zip(stepped.executed[0].name, stepped.executed[0].position, strict=True))
     assert stamp_ns(stepped.executed[0]) == sent
     feedback = same.write(np.array([1.0, 0.0, 0.0, 0.0], np.float32))
-    assert (said["move_x"], said["reward"], said["success"]) == (1.0, feedback.reward, 0.0)
+    assert (said["move_x"], said["reward"]) == (1.0, feedback.reward)
+    assert [said[flag] for flag in FLAGS] == [0.0, 0.0, 0.0]
     wait_until(lambda: stamp_ns(stepped.states[-1]) == sent + int(said["joint_states"]))
     assert np.array_equal(np.array(stepped.states[-1].position, np.float32), same.read().state)
 
