@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +23,13 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.budget import allot, apportion
-from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps, HeldSegments, WeightedRuns, generator
+from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps
+from cloud_learner.buffer.sampling.memory import LoadedSegments
+from cloud_learner.buffer.sampling.recent import RecentSteps
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.stratum import Stratum, StratumState
 from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
+from cloud_learner.buffer.sampling.visit import generator
 from wire.errors import ConfigError, InvalidDataError, suggest
 
 log = logging.getLogger(__name__)
@@ -123,43 +125,39 @@ class Sampler:
         self.refresh(newest_version)
 
     def _reset(self) -> None:
-        self._held = HeldSegments()
+        self._memory = LoadedSegments()
         self._known = EligibleSteps(self._index, self._target, self._cost)
         self._strata = [
-            Stratum(number, self._known, self._held, self._seed) for number in range(2 * len(self._index.tasks))
+            Stratum(number, self._known, self._memory, self._seed) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
-        self._recent: dict[int, WeightedRuns] = {}
+        self._recent: dict[int, RecentSteps] = {}
         """by task, where there is data"""
         self._recent_segments: np.ndarray = np.zeros(0, np.int64)
         self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
         self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
-        self._stale = False
-        self._content = 0
-        """checksum of the ledger rows that are known and there"""
+        self._refused = False
+        """whether what the last refresh found does not fit"""
 
     # --- between batches ------------------------------------------------------------------------------------------
 
     def refresh(self, newest_version: int, anew: bool = False) -> None:
-        """Between two batches: take in what the index added, and the newest policy version.
+        """Between two batches: take in what the index added and forgot, and the newest policy version.
 
-        `anew`: after `index.forget`. Raises `ConfigError` if the budget is too small for what came.
+        Raises `ConfigError` if the budget is too small for what came; so does `next` then, until a refresh does not.
         """
-        anew = anew or self._stale
-        self._look(self._index.watermark, newest_version, anew)
-        # should it raise, the next refresh makes up for it
-        self._stale = True
+        self._refused = True
+        self._look(self._index.watermark, newest_version)
         shares = self._usual_shares()
         recent_bytes = self._find_recent(shares > 0)
         active = np.flatnonzero(shares.ravel() > 0).tolist()
-        need = np.array([self._strata[number].bytes for number in active], np.int64)
-        allotted = self._allot(shares.ravel()[active], need, active, recent_bytes)
+        allotted = dict(zip(active, self._allot(shares.ravel()[active], active, recent_bytes).tolist(), strict=True))
         for number, stratum in enumerate(self._strata):
-            if number in active:
-                stratum.refresh(int(allotted[active.index(number)]), self.echo, anew)
+            if number in allotted:
+                stratum.refresh(allotted[number], self.echo)
             else:
                 stratum.clear()
-        self._stale = False
+        self._refused = False
 
     def note(self, task: str, online: bool, loss: float) -> None:
         """A loss of one update on that part of the data, for `OnlineShare`; other mixes have no use for it.
@@ -169,18 +167,17 @@ class Sampler:
         if self._losses:
             self._losses.note(task, online, loss)
 
-    def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
-        before = 0 if anew else self._known.segments
-        runs, first = self._known.look(watermark, newest_version, anew)
-        some = slice(before, self._known.segments)
-        there = self._index.row[some][~self._index.gone[some]]
-        self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
-        self._held.grow(self._known.segments)
-        segment = self._index.run_segment[runs]
-        number = 2 * self._index.task[segment] + self._index.online[segment]
-        for stratum in self._strata:
-            stratum.look(runs[number == stratum.number], first, anew)
-        self._mass = np.array([stratum.eligible.mass for stratum in self._strata]).reshape(-1, 2)
+    def _look(self, watermark: int, newest_version: int) -> None:
+        came, changed = self._known.look(watermark, newest_version)
+        self._memory.grow(self._known.segments)
+        of_came, of_changed = (self._number_of(self._index.run_segment[runs]) for runs in (came, changed))
+        for number, stratum in enumerate(self._strata):
+            stratum.look(came[of_came == number], changed[of_changed == number])
+        self._mass = np.array([stratum.mass for stratum in self._strata]).reshape(-1, 2)
+
+    def _number_of(self, segments: np.ndarray) -> np.ndarray:
+        """int64[k] the stratum of each of int64[k] segments."""
+        return 2 * self._index.task[segments].astype(np.int64) + self._index.online[segments]
 
     def _usual_shares(self) -> np.ndarray:
         """float64[tasks, 2] of the strata, an adaptive online share counted as 0.5: what memory is divided by."""
@@ -188,25 +185,21 @@ class Sampler:
 
     def _find_recent(self, drawn: np.ndarray) -> int:
         """Hold the newest steps of each task, of the strata bool[tasks, 2] that are drawn from; bytes of them."""
-        recent, known, most = self._target.recent, self._known, self._target.recent.newest
+        recent = self._target.recent
         self._recent = {}
         for task in np.flatnonzero(drawn.any(1)).tolist() if recent.share else ():
-            parts = [self._strata[2 * task + part].eligible.runs[-most:] for part in np.flatnonzero(drawn[task])]
-            runs = np.sort(np.concatenate(parts))
-            above = np.cumsum(self._index.run_count[runs][::-1].astype(np.int64))[::-1]
-            # the last run that has enough steps in it and after it
-            first = max(0, int(np.searchsorted(-above, -most, "right")) - 1)
-            self._recent[task] = WeightedRuns(self._index)
-            self._recent[task].append(runs[first:], known.weight[runs[first:]], max(0, int(above[first]) - most))
-        runs = np.concatenate([np.zeros(0, np.int64), *(newest.runs for newest in self._recent.values())])
-        segments = np.unique(self._index.run_segment[runs])
-        self._held.hold(segments)
-        self._held.release(self._recent_segments)
+            runs = [self._strata[2 * task + part].newest(recent.newest) for part in np.flatnonzero(drawn[task])]
+            self._recent[task] = RecentSteps(self._known, np.sort(np.concatenate(runs)), recent.newest)
+        runs = [np.zeros(0, np.int64), *(newest.runs for newest in self._recent.values())]
+        segments = np.unique(self._index.run_segment[np.concatenate(runs)])
+        self._memory.hold(segments)
+        self._memory.release(self._recent_segments)
         self._recent_segments = segments
-        return int(known.cost[segments].sum())
+        return int(self._known.cost[segments].sum())
 
-    def _allot(self, shares: np.ndarray, need: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
+    def _allot(self, shares: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
         """int64[active] bytes for each stratum. What is recent lies in its stratum, if that is whole."""
+        need = np.array([self._strata[number].bytes for number in active], np.int64)
         if need.sum() <= self._budget:
             return need
         least = np.array([self._strata[number].largest for number in active], np.int64)
@@ -223,10 +216,11 @@ class Sampler:
 
     def next(self) -> BatchPlan:
         """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
+        if self._refused:
+            self.refresh(self._known.newest_version)
         shares = strata_shares(self._target.mix, self._index.tasks, self._mass, self._losses)
         if not shares.any():
             raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
-        self._held.start_batch()
         for stratum in self._strata:
             stratum.start_batch(self.echo)
         parts = self._parts(shares)
@@ -236,25 +230,27 @@ class Sampler:
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = rng.permutation(self._batch)
         segments = self._index.run_segment[runs[order]]
-        drop, load = self._held.settle(segments, self._known.cost)
+        drop, load = self._memory.settle(segments, self._known.cost, self._drawable)
         self._number += 1
         probability = self._probability(runs[order], offsets[order], shares)
         newest = self._known.newest_version
         return BatchPlan(self._number - 1, drop, load, segments, offsets[order], probability, newest)
 
+    def _drawable(self, segments: np.ndarray) -> np.ndarray:
+        """bool[k]: whether independent draws may come to each of int64[k] growing segments."""
+        joined = np.array([stratum.joined for stratum in self._strata])
+        return (segments >= joined[self._number_of(segments)]) & self._known.may_be_drawn(segments)
+
     def _probability(self, runs: np.ndarray, offsets: np.ndarray, shares: np.ndarray) -> np.ndarray:
         """float64[k] of drawing each step, with float64[tasks, 2] `shares`: what is due, whatever is held now."""
-        segment, found = self._index.run_segment[runs], np.zeros(len(runs))
-        task, online = self._index.task[segment], self._index.online[segment].astype(np.intp)
-        for one in np.unique(task).tolist():
-            recent = self._target.recent.share * (one in self._recent)
-            for part in (0, 1):
-                here = (task == one) & (online == part)
-                chance = self._strata[2 * one + part].eligible.chance(runs[here], offsets[here])
-                found[here] = (1 - recent) * shares[one, part] * chance
-            if recent:
-                here = task == one
-                found[here] += recent * shares[one].sum() * self._recent[one].chance(runs[here], offsets[here])
+        number = self._number_of(self._index.run_segment[runs])
+        task = number // 2
+        found = self._known.weight[runs] * (shares / np.where(self._mass > 0, self._mass, 1.0)).ravel()[number]
+        for one, newest in self._recent.items():
+            here = task == one
+            found[here] *= 1 - self._target.recent.share
+            chance = newest.chance(runs[here], offsets[here])
+            found[here] += self._target.recent.share * shares[one].sum() * chance
         return found / shares.sum()
 
     def _parts(self, shares: np.ndarray) -> np.ndarray:
@@ -283,7 +279,7 @@ class Sampler:
                 found.append(self._recent[task].draw(count, rng))
                 continue
             stratum = self._strata[2 * task + (part - 1) // 2]
-            got = stratum.whole.draw(count, rng) if part in (2, 4) else stratum.draw(count, rng)
+            got = stratum.draw_held(count, rng) if part in (2, 4) else stratum.draw(count, rng)
             found.append(got)
             if short := count - len(got[0]):
                 self._repeated += short
@@ -327,7 +323,7 @@ class Sampler:
             number=self._number,
             watermark=self._known.watermark,
             newest_version=self._known.newest_version,
-            content=self._content,
+            content=self._known.content,
             credit=self._credit.tolist(),
             losses=self._losses.state() if self._losses else {},
             strata=[stratum.state() for stratum in self._strata],
@@ -353,18 +349,18 @@ class Sampler:
         self._number, self._repeated, self.echo = then.number, then.repeated, then.echo
         if self._losses:
             self._losses.restore(then.losses)
-        self._look(then.watermark, then.newest_version, True)
-        if then.settings != self._settings() or then.content != self._content:
+        self._look(then.watermark, then.newest_version)
+        if then.settings != self._settings() or then.content != self._known.content:
             log.warning("sampler: settings or data changed since its state was taken; it goes on with new epochs.")
             if then.settings["tasks"] == list(self._index.tasks):
                 for stratum, was in zip(self._strata, then.strata, strict=True):
                     stratum.epochs = was.epochs
-            self.refresh(then.newest_version, anew=True)
+            self.refresh(then.newest_version)
             return False
         self._credit = np.array(then.credit)
         self._find_recent(self._usual_shares() > 0)
         for stratum, was in zip(self._strata, then.strata, strict=True):
-            stratum.restore(was, self.echo)
+            stratum.restore(was)
         return True
 
     def _settings(self) -> dict[str, Any]:
@@ -380,8 +376,8 @@ class Sampler:
     def stats(self) -> SamplerStats:
         return SamplerStats(
             eligible_steps=sum(stratum.steps for stratum in self._strata),
-            loaded_bytes=self._held.loaded_bytes,
-            whole_strata=sum(stratum.sweep is None and stratum.whole.mass > 0 for stratum in self._strata),
+            loaded_bytes=self._memory.bytes,
+            whole_strata=sum(stratum.sweep is None and stratum.masses()[1] > 0 for stratum in self._strata),
             sweeping_strata=sum(stratum.sweep is not None for stratum in self._strata),
             epochs=sum(stratum.epochs for stratum in self._strata),
             repeated=self._repeated,

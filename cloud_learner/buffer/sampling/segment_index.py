@@ -105,6 +105,8 @@ class SegmentIndex:
     """int32[R]"""
     episode_numbers: np.ndarray
     """int64[E] ledger number by dense number"""
+    forgotten: np.ndarray
+    """int64 segment numbers in the order in which they left"""
 
     def __init__(
         self,
@@ -140,9 +142,12 @@ class SegmentIndex:
             # segment number of its last segment, -1 until that is there, and how many there are
             "last": Growing(np.int64),
             "segments": Growing(np.int64),
-            # segment number of the one that came first
-            "first": Growing(np.int64),
+            # segment number of the one that came last, -1 for none
+            "newest": Growing(np.int64),
         }
+        # by segment number, the one of the same episode that came before it, -1 for none
+        self._earlier = Growing(np.int64)
+        self._forgotten = Growing(np.int64)
         self._dealt: dict[tuple[str, str], int] = {}
         """episodes seen so far by task and source, of all ranks"""
         self._after = Growing(np.float64)
@@ -195,15 +200,15 @@ class SegmentIndex:
         They are `gone` from now on and nobody's neighbours. int64[k] those that went just now.
         """
         dense = np.array([number for number in map(self._dense.get, episodes) if number is not None], np.int64)
-        rows = self.find(rows)
+        dense, rows = dense[dense >= 0], self.find(rows)
         rows = rows[rows >= 0]
-        hit = np.zeros(len(self.episode_numbers), bool)
-        hit[dense[dense >= 0]] = hit[self.episode[rows]] = True
-        members = np.flatnonzero(hit[self.episode])
+        members = self.members(np.union1d(dense, self.episode[rows]))
         self._after.all[members] = np.nan
         pruned = np.isin(self.episode[members], dense) | np.isin(members, rows)
         newly = members[pruned & ~self.gone[members]]
         self._segment["gone"].all[newly] = True
+        self._forgotten.append(newly)
+        self.forgotten = self._forgotten.view()
         np.subtract.at(self._episode["segments"].all, self.episode[newly], 1)
         ended = self.episode[newly[self.last[newly]]]
         self._episode["outcome"].all[ended] = self._episode["last"].all[ended] = -1
@@ -238,9 +243,19 @@ class SegmentIndex:
         ended = np.flatnonzero((last >= 0) & (self._episode["demonstration"].all == demonstration))
         return int((self.index[last[ended]] + 1 == self._episode["segments"].all[ended]).sum())
 
-    def first_of(self, episodes: np.ndarray) -> int:
-        """The first segment that came of any of these dense int64[k] numbers of episodes, k above 0."""
-        return int(self._episode["first"].all[episodes].min())
+    def members(self, episodes: np.ndarray) -> np.ndarray:
+        """int64 all segments, growing, of dense int64[k] numbers of episodes, each once."""
+        at, found = self._episode["newest"].all[episodes], [self.row[:0]]
+        while len(at := at[at >= 0]):
+            found.append(at)
+            at = self._earlier.all[at]
+        return np.sort(np.concatenate(found))
+
+    def runs_of(self, segments: np.ndarray) -> np.ndarray:
+        """int64 runs of int64[k] segments, one segment after the other."""
+        first = self.run_offsets[segments]
+        counts = self.run_offsets[segments + 1] - first
+        return np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
 
     def prefix(self, watermark: int) -> tuple[int, int]:
         """(segments, runs) that had been committed when `watermark` was the newest row: the first of each."""
@@ -307,7 +322,7 @@ class SegmentIndex:
             self._episode["outcome"].append(np.full(len(new), -1))
             self._episode["last"].append(np.full(len(new), -1))
             self._episode["segments"].append(np.zeros(len(new), np.int64))
-            self._episode["first"].append(np.full(len(new), 2**62))
+            self._episode["newest"].append(np.full(len(new), -1))
         return dense[inverse]
 
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, bool]]) -> int:
@@ -328,8 +343,7 @@ class SegmentIndex:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
         counts = offsets[wanted + 1] - offsets[wanted]
         ends = np.cumsum(counts)
-        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        chosen = runs[np.repeat(offsets[wanted], counts) + within]
+        chosen = runs[np.arange(ends[-1]) + np.repeat(offsets[wanted] - ends + counts, counts)]
         self._run["run_segment"].append(np.repeat(added, counts))
         for column, name in enumerate(("run_first", "run_count", "run_actor", "run_version")):
             self._run[name].append(chosen[:, column])
@@ -342,13 +356,19 @@ class SegmentIndex:
         self._episode["last"].all[ended] = segments[last]
         episode = self._segment["episode"].all[segments]
         np.add.at(self._episode["segments"].all, episode, 1)
-        np.minimum.at(self._episode["first"].all, episode, segments)
+        # an episode's segments are a chain, each with the one before it
+        order = np.argsort(episode, kind="stable")
+        following = np.flatnonzero(np.diff(episode[order], prepend=-1) == 0)
+        earlier = self._episode["newest"].all[episode]
+        earlier[order[following]] = segments[order[following - 1]]
+        self._earlier.append(earlier)
+        np.maximum.at(self._episode["newest"].all, episode, segments)
 
     def _publish(self) -> None:
         for name, column in (self._segment | self._run).items():
             setattr(self, name, column.view())
         self.run_offsets = self._run_offsets.view()
-        self.episode_numbers = self._episode["number"].view()
+        self.episode_numbers, self.forgotten = self._episode["number"].view(), self._forgotten.view()
 
     def _link(self, added: np.ndarray) -> None:
         """Join new segments with their neighbours, whichever of them came first."""

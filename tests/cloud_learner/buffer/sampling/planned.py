@@ -172,7 +172,8 @@ def due_of(sampler: Sampler) -> np.ndarray:
     found = np.zeros(len(known.weight))
     for number, stratum in enumerate(sampler._strata):
         task, online = divmod(number, 2)
-        runs, newest = stratum.eligible.runs, sampler._recent.get(task)
+        runs = stratum._runs.all[known.weight[stratum._runs.all] > 0]
+        newest = sampler._recent.get(task)
         part = shares[task, online] * (1 - target.recent.share if newest else 1.0)
         if len(runs):
             found[runs] += part * known.weight[runs] / sampler._mass[task, online]

@@ -82,7 +82,7 @@ def test_a_sweep_through_a_tenth_of_the_data_draws_every_step_as_often_as_it_sho
         reader.carry_out(sampler.next(), 32)
         plans += 1
     assert sampler.stats.sweeping_strata == 4
-    assert sampler.stats.repeated == 0
+    assert sampler.stats.repeated < 1e-4 * plans * 32, "hardly ever was there no room for the next"
     probability = per_step(universe, due_of(sampler))
     assert probability.sum() == pytest.approx(1)
     expected = plans * 32 * probability
@@ -463,7 +463,8 @@ def test_a_refused_refresh_is_made_up_for():
     universe.extend(book.index(universe.watermark))
     with pytest.raises(ConfigError):
         sampler.refresh(1)
-    draw(sampler, reader, 10, 64)
+    with pytest.raises(ConfigError, match="cache_bytes"):
+        sampler.next()
     book.prune({huge, 1})
     book.follow(universe)
     sampler.refresh(1, anew=True)
@@ -476,9 +477,12 @@ def same_strata(one: Sampler, other: Sampler) -> None:
     for mine, its in zip(one._strata, other._strata, strict=True):
         for name in ("bytes", "largest", "steps"):
             assert getattr(mine, name) == getattr(its, name), name
-        for ours, theirs in ((mine.eligible, its.eligible), (mine.whole, its.whole)):
-            assert np.array_equal(ours.runs, theirs.runs) and ours.mass == theirs.mass
-            assert np.array_equal(ours._until.all, theirs._until.all)
+        assert np.array_equal(mine._runs.all, its._runs.all) and mine.masses() == its.masses()
+        for ours, theirs in ((mine._mass, its._mass), (mine._cost, its._cost)):
+            # one may have more room than the other
+            for these, those in zip(ours._levels, theirs._levels, strict=False):
+                same = min(len(these), len(those))
+                assert np.array_equal(these[:same], those[:same]) and not these[same:].any() and not those[same:].any()
 
 
 @pytest.mark.parametrize(
@@ -524,8 +528,8 @@ def test_a_version_or_an_outcome_costs_what_it_changes(factor, monkeypatch):
         book.segment(number, [(4, POLICY, 101)], outcome)
     universe.extend(book.index(universe.watermark))
     sampler.refresh(101)
-    # those of the versions 97 to 101, and of the episode that ended
-    assert max(weighed) == (10 if factor.by_version else 2)
+    # those of the versions 97 and 101, and of the episode that ended
+    assert max(weighed) == (4 if factor.by_version else 2)
 
 
 # --- the same again ---------------------------------------------------------------------------------------------------
