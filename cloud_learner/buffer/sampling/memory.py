@@ -10,30 +10,26 @@ from cloud_learner.buffer.sampling.growing import Growing
 
 
 class LoadedSegments:
-    """A segment that was loaded stays while somebody holds it, or while independent draws may come to it."""
+    """A segment that was loaded stays while visits hold it, or while independent draws may come to it."""
 
     def __init__(self) -> None:
-        self._holders, self._loaded = Growing(np.int32), Growing(np.bool_)
+        self._visits, self._loaded = Growing(np.int32), Growing(np.bool_)
         self._may_leave: list[np.ndarray] = []
         self.bytes = 0
 
+    @property
+    def visits(self) -> np.ndarray:
+        """int32[segments] that hold each of them, to be written; who ends one calls `let_leave`"""
+        return self._visits.all
+
     def grow(self, segments: int) -> None:
         """There are so many segments now."""
-        more = segments - len(self._holders.all)
-        self._holders.append(np.zeros(more, np.int32))
+        more = segments - len(self.visits)
+        self._visits.append(np.zeros(more, np.int32))
         self._loaded.append(np.zeros(more, bool))
 
-    def hold(self, segments: np.ndarray) -> None:
-        """int64[k], each once: one holder more."""
-        self._holders.all[segments] += 1
-
-    def release(self, segments: np.ndarray) -> None:
-        """One holder less."""
-        self._holders.all[segments] -= 1
-        self._may_leave.append(segments)
-
     def let_leave(self, segments: np.ndarray) -> None:
-        """int64[k] that independent draws may not come to any more."""
+        """int64[k] that have a visit less, or that independent draws may not come to any more."""
         self._may_leave.append(segments)
 
     def settle(
@@ -50,7 +46,7 @@ class LoadedSegments:
             drop = np.unique(np.concatenate(self._may_leave))
             needed = np.isin(drop, drawn)
             self._may_leave = [drop[needed]] if needed.any() else []
-            drop = drop[~needed & loaded[drop] & (self._holders.all[drop] == 0)]
+            drop = drop[~needed & loaded[drop] & (self.visits[drop] == 0)]
             drop = drop[~drawable(drop)]
         load = drawn[~loaded[drawn]]
         if len(load) or len(drop):

@@ -25,7 +25,6 @@ import numpy as np
 from cloud_learner.buffer.sampling.budget import allot, apportion
 from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps
 from cloud_learner.buffer.sampling.memory import LoadedSegments
-from cloud_learner.buffer.sampling.recent import RecentSteps
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.stratum import Stratum, StratumState
 from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
@@ -34,6 +33,7 @@ from wire.errors import ConfigError, InvalidDataError, suggest
 
 log = logging.getLogger(__name__)
 _MOST_ECHO = 100.0
+_TINY = 1e-300
 
 
 class BatchPlan(msgspec.Struct, frozen=True, eq=False):
@@ -131,11 +131,8 @@ class Sampler:
             Stratum(number, self._known, self._memory, self._seed) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
-        self._recent: dict[int, RecentSteps] = {}
-        """by task, where there is data"""
-        self._recent_segments: np.ndarray = np.zeros(0, np.int64)
         self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
-        self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
+        self._credit: np.ndarray = np.zeros((2 * len(self._index.tasks), 3))
         self._refused = False
         """whether what the last refresh found does not fit"""
 
@@ -185,17 +182,16 @@ class Sampler:
 
     def _find_recent(self, drawn: np.ndarray) -> int:
         """Hold the newest steps of each task, of the strata bool[tasks, 2] that are drawn from; bytes of them."""
-        recent = self._target.recent
-        self._recent = {}
-        for task in np.flatnonzero(drawn.any(1)).tolist() if recent.share else ():
-            runs = [self._strata[2 * task + part].newest(recent.newest) for part in np.flatnonzero(drawn[task])]
-            self._recent[task] = RecentSteps(self._known, np.sort(np.concatenate(runs)), recent.newest)
-        runs = [np.zeros(0, np.int64), *(newest.runs for newest in self._recent.values())]
-        segments = np.unique(self._index.run_segment[np.concatenate(runs)])
-        self._memory.hold(segments)
-        self._memory.release(self._recent_segments)
-        self._recent_segments = segments
-        return int(self._known.cost[segments].sum())
+        recent, used = self._target.recent, 0
+        for task, here in enumerate(drawn):
+            first = np.full(2, self._known.segments)
+            if recent.share and here.any():
+                found = [self._strata[2 * task + part].newest(recent.newest) for part in np.flatnonzero(here)]
+                runs = np.sort(np.concatenate(found))[::-1]
+                enough = np.cumsum(self._index.run_count[runs], dtype=np.int64).searchsorted(recent.newest)
+                first[here] = self._index.run_segment[runs[min(int(enough), len(runs) - 1)]]
+            used += sum(self._strata[2 * task + part].prefer(int(first[part])) for part in (0, 1))
+        return used
 
     def _allot(self, shares: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
         """int64[active] bytes for each stratum. What is recent lies in its stratum, if that is whole."""
@@ -223,7 +219,7 @@ class Sampler:
             raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
         for stratum in self._strata:
             stratum.start_batch(self.echo)
-        parts = self._parts(shares)
+        parts, masses = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
         rng = generator(self._seed, 1, self._number)
@@ -232,69 +228,59 @@ class Sampler:
         segments = self._index.run_segment[runs[order]]
         drop, load = self._memory.settle(segments, self._known.cost, self._drawable)
         self._number += 1
-        probability = self._probability(runs[order], offsets[order], shares)
+        probability = self._probability(runs[order], parts, masses)
         newest = self._known.newest_version
         return BatchPlan(self._number - 1, drop, load, segments, offsets[order], probability, newest)
 
     def _drawable(self, segments: np.ndarray) -> np.ndarray:
         """bool[k]: whether independent draws may come to each of int64[k] growing segments."""
-        joined = np.array([stratum.joined for stratum in self._strata])
-        return (segments >= joined[self._number_of(segments)]) & self._known.may_be_drawn(segments)
+        first = np.array([min(stratum.joined, stratum.recent) for stratum in self._strata])
+        return (segments >= first[self._number_of(segments)]) & self._known.may_be_drawn(segments)
 
-    def _probability(self, runs: np.ndarray, offsets: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """float64[k] of drawing each step, with float64[tasks, 2] `shares`: what is due, whatever is held now."""
-        number = self._number_of(self._index.run_segment[runs])
-        task = number // 2
-        found = self._known.weight[runs] * (shares / np.where(self._mass > 0, self._mass, 1.0)).ravel()[number]
-        for one, newest in self._recent.items():
-            here = task == one
-            found[here] *= 1 - self._target.recent.share
-            chance = newest.chance(runs[here], offsets[here])
-            found[here] += self._target.recent.share * shares[one].sum() * chance
-        return found / shares.sum()
+    def _parts(self, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """float64[strata, 3] probability of each stratum's steps that are swept, held and recent, and sums of weights.
 
-    def _parts(self, shares: np.ndarray) -> np.ndarray:
-        """float64[tasks, 5] probability of: the newest, offline (swept, held whole), online (swept, held whole)."""
-        parts = np.zeros((len(shares), 5))
-        for number in np.flatnonzero(shares).tolist():
-            task, online = divmod(number, 2)
-            masses = np.array(self._strata[number].masses())
-            parts[task, 1 + 2 * online : 3 + 2 * online] = shares[task, online] * masses / (masses.sum() or 1.0)
-            if task in self._recent:
-                parts[task, 0] += shares[task, online] * self._target.recent.share
-                parts[task, 1 + 2 * online : 3 + 2 * online] *= 1 - self._target.recent.share
-        if not parts.any():
-            raise InvalidDataError("there is no step to learn from in memory; raise cache_bytes.")
-        return parts / parts.sum()
+        Of float64[tasks, 2] `shares`.
+        """
+        masses = np.array([stratum.masses() for stratum in self._strata])
+        newest = masses[:, 2].reshape(-1, 2).sum(1).repeat(2)
+        recent = self._target.recent.share * (newest > 0)
+        usual = shares.ravel() * (1 - recent) / np.maximum(masses[:, :2].sum(1), _TINY)
+        of_task = recent * shares.sum(1).repeat(2) / np.maximum(newest, _TINY)
+        parts = masses * np.stack([usual, usual, of_task], 1)
+        return parts / parts.sum(), masses
+
+    def _probability(self, runs: np.ndarray, parts: np.ndarray, masses: np.ndarray) -> np.ndarray:
+        """float64[k] of drawing one step of each of int64[k] runs: what is due, whatever is held now."""
+        segments = self._index.run_segment[runs]
+        number, weight = self._number_of(segments), self._known.weight[runs]
+        usual, recent = (
+            parts[:, :2].sum(1) / np.maximum(masses[:, :2].sum(1), _TINY),
+            parts[:, 2] / np.maximum(masses[:, 2], _TINY),
+        )
+        first = np.array([stratum.recent for stratum in self._strata])
+        return weight * (usual[number] + recent[number] * (segments >= first[number]))
 
     def _draw(self, draws: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(runs, offsets) int64[batch] from int64[tasks, 5] draws."""
+        """(runs, offsets) int64[batch] from int64[strata, 3] draws."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
-        missing = 0
-        # what is held whole first: it may join an epoch that begins with this batch
-        for part, task in itertools.product((0, 2, 4, 1, 3), range(len(draws))):
-            if not (count := int(draws[task, part])):
-                continue
-            if part == 0:
-                found.append(self._recent[task].draw(count, rng))
-                continue
-            stratum = self._strata[2 * task + (part - 1) // 2]
-            got = stratum.draw_held(count, rng) if part in (2, 4) else stratum.draw(count, rng)
-            found.append(got)
-            if short := count - len(got[0]):
-                self._repeated += short
-                again = rng.integers(0, max(1, len(got[0])), short if len(got[0]) else 0)
-                found.append((got[0][again], got[1][again]))
-                missing += short - len(again)
+        # what is held first: it may join an epoch that begins with this batch
+        for kind, (number, stratum) in itertools.product((2, 1, 0), enumerate(self._strata)):
+            if count := int(draws[number, kind]):
+                if kind == 0 and stratum.sweep:
+                    found.append(stratum.sweep.draw(count, rng))
+                else:
+                    first = stratum.recent if kind == 2 else stratum.joined
+                    found.append(stratum.draw_since(first, count, rng))
         runs, offsets = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        if missing:
-            if not len(runs):
-                raise InvalidDataError(
-                    "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
-                )
-            again = rng.integers(0, len(runs), missing)
-            runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
-        return runs, offsets
+        if not len(runs):
+            raise InvalidDataError(
+                "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
+            )
+        missing = self._batch - len(runs)
+        self._repeated += missing
+        again = rng.integers(0, len(runs), missing)
+        return np.append(runs, runs[again]), np.append(offsets, offsets[again])
 
     def _why_nothing(self) -> str:
         """Why no step may be drawn, and what to do about it."""

@@ -37,6 +37,8 @@ class Stratum:
         self.sweep: Sweep | None = None
         self.joined = 0
         """segments from this number on are not in the sweep's epoch, but held and drawn from independently"""
+        self.recent = 0
+        """those from this number on count as recent, and are held and drawn from independently, too"""
         self._joined_row = 0
         self._allotted = 0
         self._runs = Growing(np.int64)
@@ -61,9 +63,16 @@ class Stratum:
         """Bytes of the largest eligible segment."""
         return int(self._cost.total)
 
-    def masses(self) -> tuple[float, float]:
-        """Sums of the weights of the steps drawn by `draw`, and of those drawn by `draw_held`."""
-        return (self._mass.before(self._beside) if self.sweep else 0.0), self._mass.since(self._beside)
+    def masses(self) -> tuple[float, float, float]:
+        """Sums of the weights of the steps that are drawn by the sweep, from `joined` on, and from `recent` on."""
+        beside, recent = self._first_run(self.joined), self._first_run(self.recent)
+        return self._mass.before(beside) if self.sweep else 0.0, self._mass.since(beside), self._mass.since(recent)
+
+    def prefer(self, recent: int) -> int:
+        """Segments from this number on count as recent now; bytes of them."""
+        self._memory.let_leave(self._segments(self._first_run(self.recent), self._first_run(recent)))
+        self.recent = recent
+        return self._bytes_since(recent)
 
     def newest(self, steps: int) -> np.ndarray:
         """int64 the last eligible runs, growing, that have at least so many steps, or all."""
@@ -114,7 +123,7 @@ class Stratum:
         else:
             self.start_batch(echo)
             self.sweep.look_again(changed[changed < self.joined])
-            beside = self._beside_bytes()
+            beside = self._bytes_since(self.joined)
             self.sweep.room = allotted - beside
             self._enter(appeared[appeared < self.joined])
             if beside > min(allotted // _BESIDE, allotted - self.largest):
@@ -162,12 +171,11 @@ class Stratum:
     def _join(self) -> None:
         """What is beside the epoch takes part in what is left of it."""
         assert self.sweep
-        beside = self._segments(self._beside)
+        beside = self._segments(self._first_run(self.joined))
         self.joined, self._joined_row = self._known.segments, self._known.watermark
         self.sweep.room = self._allotted
         self._enter(beside)
         self.sweep.note_left(beside)
-        self._memory.let_leave(beside)
 
     def _enter(self, segments: np.ndarray) -> None:
         """Growing int64 eligible segments take part in the epoch."""
@@ -179,15 +187,14 @@ class Stratum:
         weight, count = known.weight[runs], index.run_count[runs]
         of = segments.searchsorted(index.run_segment[runs])
         mass, steps = (np.bincount(of, each, len(segments)) for each in (weight * count, count * (weight > 0)))
-        self.sweep.join(segments, mass, steps, self._mass.before(self._beside), self.bytes)
+        self.sweep.join(segments, mass, steps, self._mass.before(self._first_run(self.joined)), self.bytes)
 
-    @property
-    def _beside(self) -> int:
-        """At which of `_runs` the segments from `joined` on begin."""
-        return int(self._runs.all.searchsorted(self._known.index.run_offsets[self.joined]))
+    def _first_run(self, segment: int) -> int:
+        """At which of `_runs` the segments from this number on begin."""
+        return int(self._runs.all.searchsorted(self._known.index.run_offsets[segment]))
 
-    def _beside_bytes(self) -> int:
-        return int(self._cost.values[self._beside : len(self._runs.all)].sum())
+    def _bytes_since(self, segment: int) -> int:
+        return int(self._cost.values[self._first_run(segment) : len(self._runs.all)].sum())
 
     def _segments(self, first: int = 0, until: int | None = None) -> np.ndarray:
         """int64 growing, those of `_runs` that are eligible."""
@@ -202,15 +209,10 @@ class Stratum:
             self.sweep.leaving_bytes = 0
             self.sweep.echo, self.sweep.scale = echo, echo * self.steps / (self._mass.total or 1.0)
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(runs, offsets) int64 of up to `count` draws of what does not fit."""
-        assert self.sweep
-        return self.sweep.draw(count, rng)
-
-    def draw_held(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(runs, offsets) int64[count] of independent draws, by weight, of what is in no epoch."""
+    def draw_since(self, segment: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(runs, offsets) int64[count] of independent draws, by weight, from the segments from this number on."""
         known, index = self._known, self._known.index
-        at, into = self._mass.find(rng.random(count) * (self._mass.since(self._beside) * _BELOW_ALL))
+        at, into = self._mass.find(rng.random(count) * (self._mass.since(self._first_run(segment)) * _BELOW_ALL))
         runs = self._runs.all[at]
         steps = index.run_count[runs].astype(np.int64)
         back = (into / known.weight[runs]).astype(np.int64)
@@ -229,8 +231,8 @@ class Stratum:
         self.joined = self._known.index.prefix(state.joined)[0]
         if state.sweep:
             self.sweep = self._new_sweep()
-            self.sweep.room = self._allotted - self._beside_bytes()
-            self.sweep.restore(state.sweep, self._segments(until=self._beside))
+            self.sweep.room = self._allotted - self._bytes_since(self.joined)
+            self.sweep.restore(state.sweep, self._segments(until=self._first_run(self.joined)))
 
 
 def _different(growing: np.ndarray) -> np.ndarray:

@@ -26,7 +26,6 @@ Everything is a pure function of seed, stratum, epoch, weights, and of how far i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -74,7 +73,6 @@ class Sweep:
         """of all that is held"""
         self.leaving_bytes = 0
         """of what left during this batch"""
-        self._holders: Counter[int] = Counter()
         self._visits: list[SegmentVisit] = []
         self._waiting: list[SegmentVisit] = []
         """planned, and held from the last on when there is room"""
@@ -237,23 +235,22 @@ class Sweep:
 
     def note_left(self, segments: np.ndarray) -> None:
         """These int64[k] are held no more but by visits, and may have been drawn from by this batch."""
-        mine = [segment for segment in segments.tolist() if segment not in self._holders]
-        self.leaving_bytes += int(self._known.cost[mine].sum()) if mine else 0
+        self._memory.let_leave(segments)
+        self.leaving_bytes += int(self._known.cost[segments[self._memory.visits[segments] == 0]].sum())
 
     def _retire(self, numbers: list[int]) -> None:
         """Let go of those of these visits, growing, that have no draws left."""
         for number in reversed([number for number in numbers if not self._visits[number].left]):
-            self.note_left(np.array([self._let_go(number).segment]))
+            self._let_go(number)
 
     def _fits(self, visit: SegmentVisit) -> bool:
-        more = 0 if visit.segment in self._holders else int(self._known.cost[visit.segment])
+        more = 0 if self._memory.visits[visit.segment] else int(self._known.cost[visit.segment])
         return self.bytes + self.leaving_bytes + more <= self.room
 
     def _hold(self, visit: SegmentVisit) -> None:
-        if visit.segment not in self._holders:
+        if not self._memory.visits[visit.segment]:
             self.bytes += int(self._known.cost[visit.segment])
-        self._holders[visit.segment] += 1
-        self._memory.hold(np.array([visit.segment]))
+        self._memory.visits[visit.segment] += 1
         if len(self._visits) == len(self._rates):
             self._rates = np.append(self._rates, np.zeros(len(self._rates)))
         self._rates[len(self._visits)] = visit.rate
@@ -264,11 +261,10 @@ class Sweep:
         visit, last = self._visits[number], self._visits.pop()
         if visit is not last:
             self._visits[number], self._rates[number] = last, last.rate
-        self._memory.release(np.array([visit.segment]))
-        self._holders[visit.segment] -= 1
-        if not self._holders[visit.segment]:
-            del self._holders[visit.segment]
+        self._memory.visits[visit.segment] -= 1
+        if not self._memory.visits[visit.segment]:
             self.bytes -= int(self._known.cost[visit.segment])
+        self.note_left(np.array([visit.segment]))
         return visit
 
     # --- going on later -------------------------------------------------------------------------------------------

@@ -254,6 +254,7 @@ def test_the_newest_steps_get_their_part_and_stay_in_memory(ratio):
     cost = by_step(universe)
     budget = int(rest(universe, cost) * ratio)
     sampler = Sampler(universe, imitation(Recent(0.5, 45)), cost, budget, 64, 1, echo=2)
+    # whole segments of 30 steps
     reader = Reader(universe, cost, budget)
     for number in range(60):
         reader.carry_out(sampler.next(), 64)
@@ -267,8 +268,8 @@ def test_the_newest_steps_get_their_part_and_stay_in_memory(ratio):
     draw(sampler, reader, 400, 64)
     counts, first = reader.counts(), steps_before(universe)
     of_a = np.flatnonzero(universe.task == 0)
-    newest = np.concatenate([np.arange(first[s], first[s + 1]) for s in of_a])[-45:]
-    of_all = 0.5 * 0.5 + 0.5 * 0.5 * 45 / (30 * len(of_a))
+    newest = np.concatenate([np.arange(first[s], first[s + 1]) for s in of_a])[-60:]
+    of_all = 0.5 * 0.5 + 0.5 * 0.5 * 60 / (30 * len(of_a))
     assert counts[newest].sum() / counts.sum() == pytest.approx(of_all, abs=0.02)
     # a task with less than that has all of it newest, and no more than its share
     assert counts[np.repeat(universe.task == 1, universe.steps)].sum() == pytest.approx(counts.sum() / 2, abs=2)
@@ -285,7 +286,7 @@ def test_a_plan_says_how_probable_each_of_its_steps_was(ratio):
     runs = np.repeat(np.arange(len(universe.run_count)), universe.run_count)
     offsets = np.concatenate([np.arange(f, f + n) for f, n in zip(universe.run_first, universe.run_count, strict=True)])
     shares = strata_shares(target.mix, universe.tasks, sampler._mass, None)
-    every = sampler._probability(runs, offsets, shares)
+    every = sampler._probability(runs, *sampler._parts(shares))
     assert every.sum() == pytest.approx(1)
     by_step_of = {(int(universe.run_segment[r]), int(o)): p for r, o, p in zip(runs, offsets, every, strict=True)}
     for _ in range(20):
@@ -293,11 +294,7 @@ def test_a_plan_says_how_probable_each_of_its_steps_was(ratio):
         expect = [by_step_of[at] for at in zip(plan.segments.tolist(), plan.offsets.tolist(), strict=True)]
         np.testing.assert_allclose(plan.probability, expect)
         assert (plan.probability > 0).all()
-    # away from the newest steps, which belong to a run in part, it is what is due
-    due = due_of(sampler)[runs]
-    newest = np.concatenate([recent.runs[:1] for recent in sampler._recent.values()])
-    apart = ~np.isin(runs, newest)
-    np.testing.assert_allclose(every[apart], due[apart])
+    np.testing.assert_allclose(every, due_of(sampler)[runs])
 
 
 # --- a target that moves ----------------------------------------------------------------------------------------------
