@@ -18,7 +18,6 @@ from cloud_learner.buffer.sampling.target import StepRuns
 from wire.errors import ConfigError, InvalidDataError
 
 _ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
-_INDEX_BITS = 32
 
 
 def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
@@ -151,9 +150,6 @@ class SegmentIndex:
         self._dealt: dict[tuple[str, str], int] = {}
         """episodes seen so far by task and source, of all ranks"""
         self._after = Growing(np.float64)
-        # by the (episode, index) of a neighbour that is not there: the segment that waits for it. Few episodes are open
-        self._no_following: dict[int, int] = {}
-        self._no_previous: dict[int, int] = {}
         self._publish()
 
     def __len__(self) -> int:
@@ -372,27 +368,16 @@ class SegmentIndex:
 
     def _link(self, added: np.ndarray) -> None:
         """Join new segments with their neighbours, whichever of them came first."""
-        keys = (self.episode[added] << _INDEX_BITS) | self.index[added]
-        order = np.argsort(keys)
-        keys, numbers = keys[order], added[order]
-        joined = keys[1:] == keys[:-1] + 1
-        before, after = numbers[:-1][joined].tolist(), numbers[1:][joined].tolist()
-        # those without a neighbour among the new ones
-        first, last = np.flatnonzero(np.append(True, ~joined)), np.flatnonzero(np.append(~joined, True))
-        for key, number in zip(keys[first].tolist(), numbers[first].tolist(), strict=True):
-            if (other := self._no_following.pop(key, None)) is not None:
-                before.append(other)
-                after.append(number)
-            elif self.index[number]:
-                self._no_previous[key - 1] = number
-        for key, number in zip(keys[last].tolist(), numbers[last].tolist(), strict=True):
-            if (other := self._no_previous.pop(key, None)) is not None:
-                before.append(number)
-                after.append(other)
-            elif not self.last[number]:
-                self._no_following[key + 1] = number
-        left, right = np.array(before, np.int64), np.array(after, np.int64)
-        adjoin = self.first_tick[left] + self.steps[left] == self.first_tick[right]
+        # nearly always an episode came in turn, and nothing but the segment before a new one matters
+        earlier, episode = self._earlier.all[added], self.episode[added]
+        in_turn = np.where(earlier >= 0, self.index[earlier] + 1, 0) == self.index[added]
+        in_turn &= self.index[self._episode["newest"].all[episode]] + 1 == self._episode["segments"].all[episode]
+        others = self.members(np.unique(episode[~in_turn]))
+        others = others[np.lexsort((self.index[others], self.episode[others]))]
+        left = np.concatenate([earlier[in_turn], others[:-1]])
+        right = np.concatenate([added[in_turn], others[1:]])
+        adjoin = (left >= 0) & (self.episode[left] == self.episode[right]) & (self.index[left] + 1 == self.index[right])
+        adjoin &= self.first_tick[left] + self.steps[left] == self.first_tick[right]
         adjoin &= ~self.gone[left] & ~self.gone[right]
         self._segment["following"].all[left[adjoin]] = right[adjoin]
         self._segment["previous"].all[right[adjoin]] = left[adjoin]
