@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Annotated, get_origin, get_type_hints
 
 import numpy as np
 
@@ -28,31 +29,6 @@ def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
     return not validation or (zlib.crc32(episode_id.encode()) < validation * 2**32) == held_out
 
 
-_SEGMENT = {
-    "row": np.int64,
-    "episode": np.int64,
-    "index": np.int32,
-    "first_tick": np.int64,
-    "steps": np.int32,
-    "frames": np.int32,
-    "task": np.int32,
-    "online": np.bool_,
-    "demonstration": np.bool_,
-    "reward_sum": np.float64,
-    "last": np.bool_,
-    "gone": np.bool_,
-    "previous": np.int64,
-    "following": np.int64,
-}
-_RUN = {
-    "run_segment": np.int64,
-    "run_first": np.int32,
-    "run_count": np.int32,
-    "run_actor": np.uint8,
-    "run_version": np.int32,
-}
-
-
 class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend`.
 
@@ -62,46 +38,46 @@ class SegmentIndex:
     other, every rank gets one. Not for several threads at once.
     """
 
-    row: np.ndarray
-    """int64[n] ledger row, growing"""
-    episode: np.ndarray
-    """int64[n] dense number of the episode here: an index into `episode_numbers`"""
-    index: np.ndarray
-    """int32[n]"""
-    first_tick: np.ndarray
-    """int64[n]"""
-    steps: np.ndarray
-    """int32[n]"""
-    frames: np.ndarray
-    """int32[n] over all cameras"""
-    task: np.ndarray
-    """int32[n] index into `tasks`"""
-    online: np.ndarray
-    """bool[n]"""
-    demonstration: np.ndarray
-    """bool[n]"""
-    reward_sum: np.ndarray
-    """float64[n]"""
-    last: np.ndarray
-    """bool[n]"""
-    gone: np.ndarray
-    """bool[n] pruned or damaged since it was added"""
-    previous: np.ndarray
-    """int64[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
-    following: np.ndarray
-    """int64[n] the same for index + 1"""
+    row: Annotated[np.ndarray, np.int64]
+    """[n] ledger row, growing"""
+    episode: Annotated[np.ndarray, np.int64]
+    """[n] dense number of the episode here: an index into `episode_numbers`"""
+    index: Annotated[np.ndarray, np.int32]
+    """[n]"""
+    first_tick: Annotated[np.ndarray, np.int64]
+    """[n]"""
+    steps: Annotated[np.ndarray, np.int32]
+    """[n]"""
+    frames: Annotated[np.ndarray, np.int32]
+    """[n] over all cameras"""
+    task: Annotated[np.ndarray, np.int32]
+    """[n] index into `tasks`"""
+    online: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    demonstration: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    reward_sum: Annotated[np.ndarray, np.float64]
+    """[n]"""
+    last: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    gone: Annotated[np.ndarray, np.bool_]
+    """[n] pruned or damaged since it was added"""
+    previous: Annotated[np.ndarray, np.int64]
+    """[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
+    following: Annotated[np.ndarray, np.int64]
+    """[n] the same for index + 1"""
     run_offsets: np.ndarray
     """int64[n + 1]: runs of segment s are [run_offsets[s], run_offsets[s + 1])"""
-    run_segment: np.ndarray
-    """int64[R] segment number"""
-    run_first: np.ndarray
-    """int32[R] first offset in the segment"""
-    run_count: np.ndarray
-    """int32[R] steps"""
-    run_actor: np.ndarray
-    """uint8[R] index into `wire.messages.gateway.ACTORS`"""
-    run_version: np.ndarray
-    """int32[R]"""
+    run_segment: Annotated[np.ndarray, np.int64]
+    """[R] segment number"""
+    run_first: Annotated[np.ndarray, np.int32]
+    """[R] first offset in the segment"""
+    run_count: Annotated[np.ndarray, np.int32]
+    """[R] steps"""
+    run_actor: Annotated[np.ndarray, np.uint8]
+    """[R] index into `wire.messages.gateway.ACTORS`"""
+    run_version: Annotated[np.ndarray, np.int32]
+    """[R]"""
     episode_numbers: np.ndarray
     """int64[E] ledger number by dense number"""
     forgotten: np.ndarray
@@ -128,8 +104,10 @@ class SegmentIndex:
         self.tasks, self.rank, self.world = tuple(tasks), rank, world
         self.watermark = 0
         """newest ledger row looked at, also those left out: pass it to `ledger.index(after=...)`"""
-        self._segment = {name: Growing(dtype) for name, dtype in _SEGMENT.items()}
-        self._run = {name: Growing(dtype) for name, dtype in _RUN.items()}
+        columns = get_type_hints(type(self), include_extras=True).items()
+        grown = {name: Growing(hint.__metadata__[0]) for name, hint in columns if get_origin(hint) is Annotated}
+        self._segment = {name: column for name, column in grown.items() if not name.startswith("run_")}
+        self._run = {name: column for name, column in grown.items() if name.startswith("run_")}
         self._run_offsets = Growing(np.int64)
         self._run_offsets.append(np.zeros(1, np.int64))
         self._dense: dict[int, int] = {}

@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.eligible import EligibleSteps
+from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.memory import LoadedSegments
 from cloud_learner.buffer.sampling.visit import SegmentVisit, VisitState
 
@@ -76,8 +77,8 @@ class Sweep:
         self._visits: list[SegmentVisit] = []
         self._waiting: list[SegmentVisit] = []
         """planned, and held from the last on when there is room"""
-        self._rates: np.ndarray = np.zeros(64)
-        """of each visit, and room for more"""
+        self._rates = Growing(np.float64)
+        """of each visit"""
         self._clear(0.0)
 
     def _clear(self, place: float) -> None:
@@ -93,7 +94,7 @@ class Sweep:
     @property
     def window(self) -> float:
         """W"""
-        return float(self._rates[: len(self._visits)].sum())
+        return float(self._rates.all.sum())
 
     # --- epochs ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class Sweep:
             self._fill()
             if not self._visits:
                 break
-            until = np.cumsum(self._rates[: len(self._visits)])
+            until = np.cumsum(self._rates.all)
             picked, counts = np.unique(until.searchsorted(rng.random(count) * until[-1], "right"), return_counts=True)
             for number, some in zip(picked.tolist(), counts.tolist(), strict=True):
                 drawn = self._visits[number].draw(some)
@@ -219,7 +220,7 @@ class Sweep:
         held = [number for number, visit in enumerate(self._visits) if visit.segment in changed] if changed else []
         for visit in [self._visits[number] for number in held] + self._waiting:
             visit.look_again(self._known, self.scale)
-        self._rates[held] = [self._visits[number].rate for number in held]
+        self._rates.all[held] = [self._visits[number].rate for number in held]
         self._waiting = [visit for visit in self._waiting if visit.left]
         self._retire(held)
 
@@ -251,16 +252,15 @@ class Sweep:
         if not self._memory.visits[visit.segment]:
             self.bytes += int(self._known.cost[visit.segment])
         self._memory.visits[visit.segment] += 1
-        if len(self._visits) == len(self._rates):
-            self._rates = np.append(self._rates, np.zeros(len(self._rates)))
-        self._rates[len(self._visits)] = visit.rate
+        self._rates.append(np.array([visit.rate]))
         self._visits.append(visit)
 
     def _let_go(self, number: int) -> SegmentVisit:
         # the last one takes its place
         visit, last = self._visits[number], self._visits.pop()
+        rate = self._rates.cut(len(self._visits))
         if visit is not last:
-            self._visits[number], self._rates[number] = last, last.rate
+            self._visits[number], self._rates.all[number] = last, rate[0]
         self._memory.visits[visit.segment] -= 1
         if not self._memory.visits[visit.segment]:
             self.bytes -= int(self._known.cost[visit.segment])

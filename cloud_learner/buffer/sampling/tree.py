@@ -17,7 +17,7 @@ class Tree:
         """`combine`: `np.add` or `np.maximum`; only sums can be searched."""
         self._combine = combine
         self._levels: list[np.ndarray] = [np.zeros((1, _FAN))]
-        """float64[blocks, _FAN] with room for more: values, then what each block of these comes to, until it is one block"""
+        """float64[blocks, _FAN] with room for more: values, then what each block comes to, until it is one block"""
 
     @property
     def total(self) -> float:

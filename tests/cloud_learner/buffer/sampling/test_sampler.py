@@ -527,6 +527,11 @@ def test_a_version_or_an_outcome_costs_what_it_changes(factor, monkeypatch):
     sampler.refresh(101)
     # those of the versions 97 and 101, and of the episode that ended
     assert max(weighed) == (4 if factor.by_version else 2)
+    weighed.clear()
+    book.prune({7})
+    assert len(book.follow(universe)) == 2
+    sampler.refresh(101)
+    assert weighed == [2], "and a prune what it takes"
 
 
 # --- the same again ---------------------------------------------------------------------------------------------------
