@@ -141,6 +141,7 @@ class Sampler:
     def refresh(self, newest_version: int, anew: bool = False) -> None:
         """Between two batches: take in what the index added and forgot, and the newest policy version.
 
+        `anew` is not needed any more: what left is known from the index.
         Raises `ConfigError` if the budget is too small for what came; so does `next` then, until a refresh does not.
         """
         self._refused = True
@@ -219,7 +220,7 @@ class Sampler:
             raise InvalidDataError(f"there is no step to learn from yet: {self._why_nothing()}")
         for stratum in self._strata:
             stratum.start_batch(self.echo)
-        parts, masses = self._parts(shares)
+        parts, each = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
         rng = generator(self._seed, 1, self._number)
@@ -228,7 +229,7 @@ class Sampler:
         segments = self._index.run_segment[runs[order]]
         drop, load = self._memory.settle(segments, self._known.cost, self._drawable)
         self._number += 1
-        probability = self._probability(runs[order], parts, masses)
+        probability = self._probability(runs[order], each)
         newest = self._known.newest_version
         return BatchPlan(self._number - 1, drop, load, segments, offsets[order], probability, newest)
 
@@ -238,28 +239,25 @@ class Sampler:
         return (segments >= first[self._number_of(segments)]) & self._known.may_be_drawn(segments)
 
     def _parts(self, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """float64[strata, 3] probability of each stratum's steps that are swept, held and recent, and sums of weights.
+        """Probability of the steps of each stratum that are swept, held, or recent, from float64[tasks, 2] `shares`.
 
-        Of float64[tasks, 2] `shares`.
+        Twice float64[strata, 3]: of all of these, and of each by unit of its weight.
         """
         masses = np.array([stratum.masses() for stratum in self._strata])
         newest = masses[:, 2].reshape(-1, 2).sum(1).repeat(2)
         recent = self._target.recent.share * (newest > 0)
         usual = shares.ravel() * (1 - recent) / np.maximum(masses[:, :2].sum(1), _TINY)
-        of_task = recent * shares.sum(1).repeat(2) / np.maximum(newest, _TINY)
-        parts = masses * np.stack([usual, usual, of_task], 1)
-        return parts / parts.sum(), masses
+        of_recent = recent * shares.sum(1).repeat(2) / np.maximum(newest, _TINY)
+        each = np.stack([usual, usual, of_recent], 1)
+        total = (masses * each).sum()
+        return masses * each / total, each / total
 
-    def _probability(self, runs: np.ndarray, parts: np.ndarray, masses: np.ndarray) -> np.ndarray:
+    def _probability(self, runs: np.ndarray, each: np.ndarray) -> np.ndarray:
         """float64[k] of drawing one step of each of int64[k] runs: what is due, whatever is held now."""
         segments = self._index.run_segment[runs]
-        number, weight = self._number_of(segments), self._known.weight[runs]
-        usual, recent = (
-            parts[:, :2].sum(1) / np.maximum(masses[:, :2].sum(1), _TINY),
-            parts[:, 2] / np.maximum(masses[:, 2], _TINY),
-        )
-        first = np.array([stratum.recent for stratum in self._strata])
-        return weight * (usual[number] + recent[number] * (segments >= first[number]))
+        number = self._number_of(segments)
+        recent = segments >= np.array([stratum.recent for stratum in self._strata])[number]
+        return self._known.weight[runs] * (each[number, 0] + each[number, 2] * recent)
 
     def _draw(self, draws: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(runs, offsets) int64[batch] from int64[strata, 3] draws."""

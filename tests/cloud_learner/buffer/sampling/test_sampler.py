@@ -286,7 +286,7 @@ def test_a_plan_says_how_probable_each_of_its_steps_was(ratio):
     runs = np.repeat(np.arange(len(universe.run_count)), universe.run_count)
     offsets = np.concatenate([np.arange(f, f + n) for f, n in zip(universe.run_first, universe.run_count, strict=True)])
     shares = strata_shares(target.mix, universe.tasks, sampler._mass, None)
-    every = sampler._probability(runs, *sampler._parts(shares))
+    every = sampler._probability(runs, sampler._parts(shares)[1])
     assert every.sum() == pytest.approx(1)
     by_step_of = {(int(universe.run_segment[r]), int(o)): p for r, o, p in zip(runs, offsets, every, strict=True)}
     for _ in range(20):
@@ -400,7 +400,7 @@ def test_data_that_outgrows_the_memory_is_swept_and_fits_again_after_a_prune():
     book.prune({*first, *range(11, 30)})
     gone = book.follow(universe)
     assert len(gone) == 3 * 29
-    sampler.refresh(1, anew=True)
+    sampler.refresh(1)
     reader.drawn.clear()
     draw(sampler, reader, 100, 64)
     assert sampler.stats.whole_strata == 1
@@ -464,7 +464,7 @@ def test_a_refused_refresh_is_made_up_for():
         sampler.next()
     book.prune({huge, 1})
     book.follow(universe)
-    sampler.refresh(1, anew=True)
+    sampler.refresh(1)
     draw(sampler, reader, 100, 64)
     assert {late, 10} <= {int(universe.episode_numbers[universe.episode[s]]) for s, _ in reader.drawn}
 
@@ -608,7 +608,7 @@ def test_any_sampler_keeps_its_budget_and_goes_on_exactly(seed):
             elif event < 0.28:
                 book.prune(set(rng.integers(1, book.row + 2, 2).tolist()))
                 book.follow(universe)
-                sampler.refresh(version, anew=True)
+                sampler.refresh(version)
                 twin = None
             elif event < 0.4:
                 twin = Twin(book, tasks, sampler.state(), bytes_per_step=bytes_per_step, **settings)

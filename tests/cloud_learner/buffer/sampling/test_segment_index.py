@@ -320,7 +320,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
         assert universe.forget(*ledger.gone_since(0)).tolist() == [0, 1, 2]
-        sampler.refresh(1, anew=True)
+        sampler.refresh(1)
         assert set(sampler.next().segments.tolist()) == {3}
 
 
