@@ -217,9 +217,12 @@ class Sweep:
     def look_again(self, segments: np.ndarray) -> None:
         """Weights in these int64[k] changed, or they left: forget the draws of what may not be drawn any more."""
         changed = set(segments.tolist())
-        held = [number for number, visit in enumerate(self._visits) if visit.segment in changed] if changed else []
-        for visit in [self._visits[number] for number in held] + self._waiting:
-            visit.look_again(self._known, self.scale)
+        if not changed:
+            return
+        held = [number for number, visit in enumerate(self._visits) if visit.segment in changed]
+        for visit in (*self._visits, *self._waiting):
+            if visit.segment in changed:
+                visit.look_again(self._known, self.scale)
         self._rates.all[held] = [self._visits[number].rate for number in held]
         self._waiting = [visit for visit in self._waiting if visit.left]
         self._retire(held)
