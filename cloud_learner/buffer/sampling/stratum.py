@@ -35,11 +35,10 @@ class Stratum:
         self.epochs = 0
         """begun so far"""
         self.sweep: Sweep | None = None
-        self.joined = 0
-        """segments from this number on are not in the sweep's epoch, but held and drawn from independently"""
         self.recent = 0
-        """those from this number on count as recent, and are held and drawn from independently, too"""
+        """segments from this number on count as recent, and are held and drawn from independently"""
         self._joined_row = 0
+        """segments up to this ledger row are in the sweep's epoch"""
         self._allotted = 0
         self._runs = Growing(np.int64)
         self._mass = Tree()
@@ -52,6 +51,11 @@ class Stratum:
         """int64 segments whose weights changed since `refresh`"""
         self._appeared: list[np.ndarray] = []
         """those of them that could not be drawn from before"""
+
+    @property
+    def joined(self) -> int:
+        """Segments from this number on are in no epoch, but held and drawn from independently."""
+        return self._known.index.prefix(self._joined_row)[0]
 
     @property
     def mass(self) -> float:
@@ -113,11 +117,10 @@ class Stratum:
         self._allotted = allotted
         if allotted >= self.bytes:
             self._stop_sweep()
-            self.joined = self._joined_row = 0
+            self._joined_row = 0
         elif not self.sweep:
             self._memory.let_leave(self._segments())
             self.sweep = self._new_sweep()
-            self.sweep.epoch = self.epochs - 1
             self.start_batch(echo)
             self._begin()
         else:
@@ -136,7 +139,7 @@ class Stratum:
         self._stop_sweep()
         if self._allotted:
             self._memory.let_leave(self._segments())
-        self._allotted, self.joined, self._joined_row = 0, self._known.segments, self._known.watermark
+        self._allotted, self._joined_row = 0, self._known.watermark
 
     def _pending(self) -> tuple[np.ndarray, np.ndarray]:
         """int64 growing segments that changed and that appeared since."""
@@ -162,9 +165,9 @@ class Stratum:
 
     def _begin(self) -> None:
         assert self.sweep
-        self.sweep.begin()
+        self.sweep.begin(self.epochs)
         self.epochs += 1
-        self.joined, self._joined_row = self._known.segments, self._known.watermark
+        self._joined_row = self._known.watermark
         self.sweep.room = self._allotted
         self._enter(self._segments())
 
@@ -172,7 +175,7 @@ class Stratum:
         """What is beside the epoch takes part in what is left of it."""
         assert self.sweep
         beside = self._segments(self._first_run(self.joined))
-        self.joined, self._joined_row = self._known.segments, self._known.watermark
+        self._joined_row = self._known.watermark
         self.sweep.room = self._allotted
         self._enter(beside)
         self.sweep.note_left(beside)
@@ -228,7 +231,6 @@ class Stratum:
         """On a fresh stratum that looked at the moment of `state`: go on from it."""
         self._pending()
         self._allotted, self.epochs, self._joined_row = state.allotted, state.epochs, state.joined
-        self.joined = self._known.index.prefix(state.joined)[0]
         if state.sweep:
             self.sweep = self._new_sweep()
             self.sweep.room = self._allotted - self._bytes_since(self.joined)

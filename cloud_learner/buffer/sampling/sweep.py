@@ -65,7 +65,7 @@ class Sweep:
     ) -> None:
         """`renew` begins another epoch."""
         self._known, self._memory, self._key, self._renew = known, memory, (seed, 2, number), renew
-        self.epoch = -1
+        self.epoch = 0
         self.room = 0
         """bytes that may be held; to be set"""
         self.scale = self.echo = 0.0
@@ -98,9 +98,9 @@ class Sweep:
 
     # --- epochs ---------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A new epoch, of nothing as yet; what is held stays."""
-        self.epoch += 1
+    def begin(self, epoch: int) -> None:
+        """A new epoch with this number, of nothing as yet; what is held stays."""
+        self.epoch = epoch
         self._clear(0.0)
 
     def join(self, segments: np.ndarray, mass: np.ndarray, steps: np.ndarray, total_mass: float, total: int) -> None:
