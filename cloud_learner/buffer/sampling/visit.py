@@ -1,4 +1,4 @@
-"""A segment that is drawn from without replacement while it is held."""
+"""A segment that is drawn from without replacement while it is held, and the random numbers of all draws."""
 
 from __future__ import annotations
 
