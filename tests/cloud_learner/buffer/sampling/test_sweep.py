@@ -124,7 +124,7 @@ def test_a_prune_takes_from_memory_what_is_gone_and_nothing_else(ratio):
     gone = set(np.flatnonzero(reader.universe.episode == 7).tolist())
     book.prune({8})
     assert set(book.follow(reader.universe).tolist()) == gone
-    sampler.refresh(1, anew=True)
+    sampler.refresh(1)
     plan = sampler.next()
     reader.carry_out(plan, 64)
     assert not gone & reader.loaded
