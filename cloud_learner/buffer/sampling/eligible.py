@@ -87,7 +87,7 @@ class EligibleSteps:
         return runs_came, some[differs]
 
     def weights_at(self, runs: np.ndarray, watermark: int, newest_version: int) -> np.ndarray:
-        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them; 0 if it is gone."""
+        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them; 0 if gone."""
         index = self.index
         weights = self.target.weights(index.runs(runs, watermark), Moment(newest_version))
         weights[index.gone[index.run_segment[runs]] | (index.run_count[runs] == 0)] = 0.0
