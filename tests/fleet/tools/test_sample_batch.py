@@ -167,7 +167,7 @@ def two_robots(data: Path) -> Path:
         for segment in fake_episode(
             ARM.spec, f"arm{number}", robot="r2", task=ARM.tasks[0], source="demonstration", steps=STEPS, seed=number
         ):
-            store.append(segment, 5, 6)
+            store.append_all([(segment, 5)], 6)
     store.close()
     ledger.close()
     return data
