@@ -30,7 +30,7 @@ class EligibleSteps:
         self._by_version = any(factor.by_version for factor in target.factors)
         self._by_outcome = any(factor.by_outcome for factor in target.factors)
         self._weight = Growing(np.float64)
-        self.split = np.full(2 * len(index.tasks), index.world == 1)
+        self.split: np.ndarray = np.full(2 * len(index.tasks), index.world == 1)
         """bool[strata]: whether each rank draws from its own episodes only; `_deal` says when"""
         # runs that may be drawn by whoever has them, and how many of them each rank has of a stratum
         self._positive = Growing(np.bool_)
@@ -108,7 +108,7 @@ class EligibleSteps:
         segment = index.run_segment[runs[turned]]
         np.add.at(self._counts, (self.strata(segment), index.ranks(segment)), np.where(positive[turned], 1, -1))
         self._positive.all[runs] = positive
-        split = (self._counts > 0).all(1)
+        split: np.ndarray = (self._counts > 0).all(1)
         if (split != self.split).any():
             # seldom: what others have of these strata comes or goes
             of = self.strata(index.run_segment[: len(self.weight)])
