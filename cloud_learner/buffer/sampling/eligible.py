@@ -108,7 +108,7 @@ class EligibleSteps:
         segment = index.run_segment[runs[turned]]
         np.add.at(self._counts, (self.strata(segment), index.ranks(segment)), np.where(positive[turned], 1, -1))
         self._positive.all[runs] = positive
-        split: np.ndarray = (self._counts > 0).all(1)
+        split = self._counts.min(1) > 0
         if (split != self.split).any():
             # seldom: what others have of these strata comes or goes
             of = self.strata(index.run_segment[: len(self.weight)])
