@@ -119,7 +119,7 @@ class ReplayDataset:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_labelled(rows)
         if self._left or len(added) or version != self._version:
-            self.sampler.refresh(version, anew=self._left)
+            self.sampler.refresh(version)
         self._version, self._left = version, False
         return len(index.row)
 
@@ -268,7 +268,7 @@ class ReplayDataset:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             # the segments are known by now: the sampler has to hear of them, for nothing else will tell it
-            self.sampler.refresh(self._newest_version(), anew=True)
+            self.sampler.refresh(self._newest_version())
             raise InvalidDataError(f"dataset: the state of the sampler cannot be used: {error}") from error
         if not same_ranks:
             # what was planned there is another rank's by now, and is drawn again in the next epoch

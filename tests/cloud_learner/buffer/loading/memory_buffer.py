@@ -262,7 +262,7 @@ class ChaosSampler:
         self.noted = []
         self.refresh(newest_version)
 
-    def refresh(self, newest_version, anew=False):
+    def refresh(self, newest_version):
         self.known = len(self.universe)
         self.version = newest_version
         self.held = [block for block in self.held if not any(self.universe.gone[s] for s in block)]

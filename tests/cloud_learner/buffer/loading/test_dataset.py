@@ -704,13 +704,14 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=2.0)) as feed:
+        # enough for episodes of a single step that may be drawn
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=8.0)) as feed:
             feed.refresh()
             batches = 0
             while not feed.ahead_of_data:
                 feed.next()
                 batches += 1
-            assert batches == -(-int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
+            assert batches == -(-4 * int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
             assert (feed.finished("online"), feed.finished("demonstration")) == (6, 3), "of both"
             drawn.append(feed.drawn_episodes())
     assert drawn[0] | drawn[1] == there
