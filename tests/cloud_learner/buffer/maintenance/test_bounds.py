@@ -312,6 +312,22 @@ def test_a_disk_that_fills_while_compacting_leaves_the_old_shards(local, monkeyp
     local.check()
 
 
+def test_what_is_dead_goes_before_anything_is_written(local, monkeypatch):
+    rows = []
+    for n in range(3):
+        rows += _practice(local, f"e{n}")
+        seal(local.store, 2000, force=True)
+    local.ledger.prune(["e0"], 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _full)
+        with pytest.raises(DiskFullError, match="no space left for"):
+            compact_one(local.store, 3000, set())
+    # or nothing on the disk would ever make room for what is to be written
+    assert [shard.number for shard in _sealed(local)] == [1, 2]
+    assert shard_key(OTHER.hash, 0) not in set(local.store.objects.list())
+    local.check([row for row in rows if row in local.ledger.places(rows)])
+
+
 def _raise(error):
     raise error
 
