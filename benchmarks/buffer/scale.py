@@ -361,4 +361,4 @@ def _measure_sampler(
 
 
 if __name__ == "__main__":
-    sys.exit(run("buffer_scale", measure))
+    sys.exit(run("buffer.scale", measure))
