@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -69,8 +70,15 @@ class Retention(Bound, frozen=True, forbid_unknown_fields=True):
     @property
     def bounded(self) -> bool:
         """Whether anything is ever forgotten."""
-        own = self.max_bytes is not None or self.max_age_s is not None
-        return own or bool(self.by_task or self.by_source or self.drop_outcomes)
+        return self.may_forget(math.inf)
+
+    def may_forget(self, stored_bytes: float) -> bool:
+        """Whether any episode may go, or a warning be due, while all together have so many bytes; no episode is looked
+        at for it.
+        """
+        bounds = (self, *self.by_task.values(), *self.by_source.values())
+        full = any(bound.max_bytes is not None and stored_bytes >= bound.max_bytes for bound in bounds)
+        return full or bool(self.drop_outcomes) or any(bound.max_age_s is not None for bound in bounds)
 
     def choose(self, episodes: Sequence[KeptEpisode], now_ns: int) -> list[KeptEpisode]:
         """Those of all `episodes` that are to go, which come oldest first. `now_ns`: nanoseconds since 1970."""

@@ -190,6 +190,16 @@ def test_a_round_looks_at_no_shard_that_is_full(local, monkeypatch):
     assert asked == [0] and len(shards()) == 1
 
 
+def test_within_its_sizes_no_episode_is_looked_at(local, monkeypatch):
+    _practice(local, "e0")
+    size = local.ledger.episode("e0").bytes
+    kept, asked = local.ledger.kept_episodes, []
+    monkeypatch.setattr(local.ledger, "kept_episodes", lambda: asked.append(1) or kept())
+    later = time.time_ns() + LATER_NS
+    assert upkeep.prune(local.ledger, Retention(max_bytes=size + 1), later).episodes == 0 and asked == []
+    assert upkeep.prune(local.ledger, Retention(max_bytes=size - 1), later).episodes == 1 and asked == [1]
+
+
 # --- in short pieces --------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,15 @@ def test_nothing_is_forgotten_unasked() -> None:
     assert gone(Retention(), episode("a"), episode("b", 9999)) == ""
 
 
+def test_below_all_sizes_nothing_can_go_unless_age_or_outcome_says_so() -> None:
+    sizes = Retention(
+        max_bytes=1000, by_task={"push": Bound(max_bytes=500)}, by_source={"online": Bound(max_bytes=700)}
+    )
+    assert [sizes.may_forget(size) for size in (0, 499, 500, 1000)] == [False, False, True, True]
+    assert Retention(max_age_s=1).may_forget(0) and Retention(drop_outcomes=("failure",)).may_forget(0)
+    assert Retention(by_source={"online": Bound(max_age_s=1)}).may_forget(0)
+
+
 def test_human_data_goes_last_and_only_when_it_may() -> None:
     some = (
         episode("demo", source="demonstration"),
