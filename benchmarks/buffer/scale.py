@@ -8,6 +8,7 @@ What is done again and again, by a trainer five times a second or by the gateway
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import resource
@@ -190,7 +191,7 @@ def gateway(place: BufferLocation, segments: int, sizes: Sizes) -> dict[str, flo
     for where, share in (("within", 1.01), ("above", 0.99)):
         retention = Retention(max_bytes=share * segments * SEGMENT_BYTES)
         found[f"{SELDOM}: what retention forgets, {where} its size, ms"] = _ms(
-            lambda retention=retention: prune(ledger, retention, 1, dry_run=True), min(3, times)
+            functools.partial(prune, ledger, retention, 1, dry_run=True), min(3, times)
         )
     oldest = [one.id for one in ledger.kept_episodes()[: 3 * EPISODES_AT_ONCE]]
     pieces = iter([oldest[n::3] for n in range(3)])
