@@ -27,7 +27,7 @@ from cloud_learner.training.learner import Learner
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire.clock import Clock, clock_name
-from wire.errors import InvalidDataError, StorageError
+from wire.errors import ConfigError, InvalidDataError, StorageError
 from wire.messages.gateway import (
     Hello,
     HelloAck,
@@ -237,8 +237,14 @@ class Trainer:
         if now_ns < self._next_refresh_ns:
             return 0
         self._next_refresh_ns = now_ns + _REFRESH_NS
+        known = self._source.eligible_steps
         try:
             return self._source.refresh(_REFRESH_SEGMENTS)
+        except ConfigError as error:
+            if not known:
+                raise
+            log.error("learning goes on without the newest segments: %s", error)
+            return 0
         except StorageError as error:
             # A database that was away comes back; meanwhile what is known is trained on.
             log.error("nothing new can be looked at now: %s", error)
