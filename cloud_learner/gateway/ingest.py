@@ -180,4 +180,3 @@ class Ingest:
             raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
         self._histories.note_stored(segment)
         return IngestResult(IngestOutcome.duplicate)
-
