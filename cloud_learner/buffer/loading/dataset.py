@@ -361,7 +361,7 @@ class ReplayDataset:
         if 0 < len(added) < len(self.universe):
             self.universe.forget((), self.universe.row[added])
             self._planner.note_all()
-            self.sampler.refresh(self._version, anew=True)
+            self.sampler.refresh(self._version)
 
     def _look_elsewhere(self) -> None:
         waiting = list(self._builder.elsewhere)
