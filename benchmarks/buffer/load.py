@@ -345,4 +345,4 @@ def read_numbers(pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(run("buffer_load", measure))
+    sys.exit(run("buffer.load", measure))

@@ -72,11 +72,15 @@ def interval(values: list[float]) -> str:
 
 
 def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | None = None) -> int:
-    """Parse the options, measure, print, and write what was asked for. 1 when a goal does not hold."""
+    """Parse the options, measure, print, and write what was asked for. 1 when a goal does not hold.
+
+    name: of the module below `benchmarks`, such as `buffer.scale`, whose table is `buffer_scale.md`
+    """
+    table = RESULTS / f"{name.replace('.', '_')}.md"
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--quick", action="store_true", help="a small run that shows the benchmark works")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--write", action="store_true", help=f"update docs/results/{name}.md")
+    parser.add_argument("--write", action="store_true", help=f"update docs/results/{table.name}")
     options = parser.parse_args(arguments)
     result = measure(options.quick)
     command = f"python -m benchmarks.{name}" + (" --quick" if options.quick else "")
@@ -95,7 +99,7 @@ def run(name: str, measure: Callable[[bool], Result], arguments: list[str] | Non
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     if options.write:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{name}.md").write_text(text)
+        table.write_text(text)
     return 0 if all(goal.holds for goal in result.goals) else 1
 
 

@@ -7,12 +7,14 @@ is at most a temporary file, which the owner of the directory removes at its nex
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from wire.errors import InvalidDataError, storage_errors
+from wire.errors import CorruptDataError, InvalidDataError, storage_errors
 
 _NEARLY_FULL = 0.05
 """part of a disk"""
@@ -80,6 +82,20 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def bad_sectors(what: str, path: Path) -> Iterator[None]:
+    """Raises `CorruptDataError` when the device cannot read a part of `path`: that part alone is damaged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptDataError(
+            f"{what} {path} cannot be read: the disk has a bad sector there. Copy the disk while the rest of it can be "
+            "read; then `vla-fleet buffer verify --repair` sets aside what is lost."
+        ) from error
 
 
 def open_directory(path: Path, what: str) -> None:

@@ -28,7 +28,7 @@ from cloud_learner.training.retry import RetryPause
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire.clock import Clock, clock_name
-from wire.errors import InvalidDataError
+from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import (
     Hello,
     HelloAck,
@@ -253,9 +253,15 @@ class Trainer:
         if now_ns < self._next_refresh_ns or not self._refreshing.due:
             return 0
         self._next_refresh_ns = now_ns + _REFRESH_NS
+        known = self._source.eligible_steps
         # A database that was away comes back; meanwhile what is known is trained on.
         with self._refreshing:
-            return self._source.refresh(_REFRESH_SEGMENTS)
+            try:
+                return self._source.refresh(_REFRESH_SEGMENTS)
+            except ConfigError as error:
+                if not known:
+                    raise
+                log.error("learning goes on without the newest segments: %s", error)
         return 0
 
     def _gradient_step(self) -> bool:

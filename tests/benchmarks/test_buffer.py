@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.buffer import __main__ as buffer
 from benchmarks.buffer import load as buffer_load
+from benchmarks.buffer import made_ledger
 from benchmarks.buffer import scale as buffer_scale
 from benchmarks.buffer.data import CAMERAS, HORIZON, Scale, make
 from benchmarks.buffer.growth import At, Growth, flatness, measure_growth
@@ -209,21 +210,39 @@ def test_sampling_beside_a_writing_process_finds_whole_samples() -> None:
 
 def test_made_rows_are_those_of_a_ledger(tmp_path: Path) -> None:
     place = BufferLocation(tmp_path)
-    buffer_scale.fill(place, 900)
+    made_ledger.fill(place, 900)
     with buffer_scale._opened(place) as dataset:
         index = dataset.universe
         assert len(index) == dataset._ledger.totals().segments == 900
         assert int(index.steps.sum()) == dataset._ledger.totals().steps == dataset.eligible_steps
         assert dataset.finished("demonstration") + dataset.finished("online") == 30
         assert ((index.following >= 0) | index.last).all()
-        buffer_scale._new(place)
-        buffer_scale._publish(place)
-        assert dataset.refresh() == buffer_scale.NEW
-        assert dataset.sampler.next().newest_version == buffer_scale.VERSIONS + 1
+        made_ledger.add_new(place)
+        made_ledger.publish(place)
+        assert dataset.refresh() == made_ledger.NEW
+        assert dataset.sampler.next().newest_version == made_ledger.VERSIONS + 1
+
+
+def test_a_row_is_as_flat_as_it_must_be_or_within_its_bound() -> None:
+    def holds(who: str, kind: str, small: float, large: float) -> bool | None:
+        goal = buffer_scale._goal(who, f"{kind}, ms", "few", small, large)
+        return None if goal is None else goal.holds
+
+    assert holds("once", "open", 1, 100) is None
+    assert [holds("again and again", "x", 10, large) for large in (15, 16)] == [True, False]
+    assert [holds("now and then", "x", 10, large) for large in (30, 31)] == [True, False]
+    assert holds("again and again", "x", 0.1, 0.5)
+    # a stated bound stands in place of a factor
+    (bounded, bound), *_ = buffer_scale._BOUNDS_MS.items()
+    assert [holds("now and then", bounded, 1, large) for large in (bound, bound + 1)] == [True, False]
+    assert [holds("longest write transaction", "x", 0, large) for large in (50, 51)] == [True, False]
 
 
 @pytest.mark.slow
 def test_both_sizes_are_measured() -> None:
     result = buffer_scale.measure(quick=True)
-    assert len(result.goals) > 15
+    assert len(result.goals) > 20
+    goals = {goal.name for goal in result.goals}
+    assert {*buffer_scale._BOUNDS_MS} <= {name.removesuffix(", ms") for name in goals}
+    assert len([name for name in goals if name.startswith("longest write transaction: ")]) == 3
     assert all(row["50,000 segments"] > 0 and row["100,000 segments"] > 0 for row in result.rows if "MB" in row["what"])

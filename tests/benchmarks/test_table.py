@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,23 @@ def test_every_benchmark_keeps_the_form_and_has_its_table(name: str) -> None:
     assert callable(module.measure)
     text = (ROOT / "docs" / "results" / f"{name}.md").read_text()
     assert f"`python -m benchmarks.{name}`" in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.stem)
+def test_the_command_of_every_table_is_there(path: Path) -> None:
+    for name in set(re.findall(r"python -m (benchmarks[\w.]*\w)", path.read_text())):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{name}.__main__"), name
+
+
+def test_a_module_in_a_room_is_named_as_it_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    table.run("buffer.scale", sample, ["--write"])
+    assert "`python -m benchmarks.buffer.scale` on" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["buffer_scale.md"]
 
 
 @pytest.mark.slow

@@ -27,6 +27,9 @@ _robots, _offsets, _labels, _e, _s = (
     tables.segments.c,
 )
 
+_REVISION = "step_labels_revision"
+"""key in `meta`: the newest revision of the steps' labels that was ever given"""
+
 
 def read_meta(connection: sa.Connection, key: str) -> str:
     """What the table `meta` has under `key`, '' if nothing."""
@@ -37,6 +40,13 @@ def write_meta(connection: sa.Connection, key: str, value: str) -> None:
     """Put `value` under `key`, in place of what is there."""
     row = insert_into(connection, tables.meta).values(key=key, value=value)
     connection.execute(row.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
+
+
+def count_up(connection: sa.Connection, key: str, least: int = 0) -> int:
+    """Raise the number under `key` by one, from `least` if that is more; its new value, which never comes again."""
+    number = max(int(read_meta(connection, key) or 0), least) + 1
+    write_meta(connection, key, str(number))
+    return number
 
 
 _ROBOT_ROWS = columns_of(RobotRow, _robots)
@@ -169,23 +179,30 @@ def labels(connection: sa.Connection, episode_id: str) -> dict[str, float]:
     return dict(map(tuple, connection.execute(query.where(_e.id == episode_id).order_by(_labels.id))))
 
 
-def put_step_labels(connection: sa.Connection, name: str, labels: Mapping[int, np.ndarray]) -> None:
+def put_step_labels(
+    connection: sa.Connection, name: str, labels: Mapping[int, np.ndarray], skip_gone: bool = False
+) -> tuple[int, ...]:
     """Note one number for each step of the segments of these ledger rows, float32[T] each, in place of earlier ones.
 
-    A thousand rows at a time hold nobody up. Raises `InvalidDataError`, with nothing noted, for a row that is gone and
-    for another number of steps.
+    A thousand rows at a time hold nobody up. With `skip_gone` the others are noted when some rows are gone, pruned
+    while they were computed; the ledger rows, growing, that were left out so. Raises `InvalidDataError`, with nothing
+    noted, for rows that are gone otherwise and for another number of steps.
     """
     _require_label_name(name)
     steps: dict[int, int] = {}
     for some in chunks(map(int, labels)):
         steps |= dict(map(tuple, connection.execute(sa.select(_s.row, _s.steps).where(_s.row.in_(some)))))
+    gone = tuple(sorted(int(row) for row in labels if row not in steps))
+    if gone and not skip_gone:
+        raise InvalidDataError(
+            f"label '{name}' of ledger row {', '.join(map(str, gone))}: no such segment, it was pruned or never came. "
+            "Leave out what is gone, or have it skipped (skip_gone)."
+        )
     found = []
     for row, values in labels.items():
-        data = np.asarray(values, "<f4")
         if row not in steps:
-            raise InvalidDataError(
-                f"label '{name}' of ledger row {row}: no such segment, it was pruned or never came. Leave it out."
-            )
+            continue
+        data = np.asarray(values, "<f4")
         if data.shape != (steps[row],):
             raise InvalidDataError(
                 f"label '{name}' of ledger row {row} has shape {list(data.shape)}; the segment has {steps[row]} steps, "
@@ -193,10 +210,13 @@ def put_step_labels(connection: sa.Connection, name: str, labels: Mapping[int, n
             )
         found.append({"row": int(row), "name": name, "data": data.tobytes()})
     if found:
-        revision = 1 + (connection.scalar(sa.select(sa.func.max(tables.step_labels.c.revision))) or 0)
+        # not the newest of the rows alone: pruning deletes them, and a number that came twice would tell nobody
+        newest = connection.scalar(sa.select(sa.func.max(tables.step_labels.c.revision))) or 0
+        revision = count_up(connection, _REVISION, least=newest)
         row_of = insert_into(connection, tables.step_labels).values(revision=revision)
         changes = {"data": row_of.excluded.data, "revision": revision}
         connection.execute(row_of.on_conflict_do_update(index_elements=["row", "name"], set_=changes), found)
+    return gone
 
 
 def step_labels(

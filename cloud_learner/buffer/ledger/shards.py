@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import read_meta, spec, write_meta
+from cloud_learner.buffer.ledger.notes import count_up, read_meta, spec, write_meta
 from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
 from cloud_learner.buffer.ledger.tables import columns_of, rows_of
 from wire.errors import StorageError
@@ -48,7 +48,7 @@ def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) ->
     """
     spec(connection, spec_hash)
     # not the largest there is: what a forgotten shard left in somebody's cache must not be taken for the new one
-    number = _next(connection, f"shards {spec_hash}") - 1
+    number = count_up(connection, f"shards {spec_hash}") - 1
     values = {"spec_hash": spec_hash, "number": number, "state": "writing", "created_ns": created_ns}
     connection.execute(sa.insert(tables.shards).values(**values))
     return number
@@ -181,7 +181,7 @@ def prune(
     segments, size = connection.execute(sa.select(*sums).where(_e.number.in_(numbers))).one()
     _subtract(connection, numbers)
     # 0 would say that they are there
-    gone = {"pruned_ns": now_ns or 1, "pruned_at": _next(connection, _GENERATION)}
+    gone = {"pruned_ns": now_ns or 1, "pruned_at": count_up(connection, _GENERATION)}
     connection.execute(sa.update(tables.episodes).where(_e.number.in_(numbers)).values(gone))
     write_meta(connection, _PRUNING, msgspec.json.encode(numbers).decode())
     return len(numbers), int(segments), int(size)
@@ -223,12 +223,5 @@ def mark_damaged(connection: sa.Connection, rows: Sequence[int]) -> int:
         _count_live(connection, fresh, -1)
         connection.execute(sa.update(tables.segments).where(_s.row.in_(fresh)).values(damaged=True))
         _count_live(connection, fresh, +1)
-        _next(connection, _GENERATION)
+        count_up(connection, _GENERATION)
     return len(fresh)
-
-
-def _next(connection: sa.Connection, key: str) -> int:
-    """Count a number in `meta` one up; its new value, 1 the first time."""
-    number = int(read_meta(connection, key) or 0) + 1
-    write_meta(connection, key, str(number))
-    return number

@@ -35,6 +35,10 @@ SEGMENT_STEPS = 128
 SEGMENT_BYTES = 8 * 1024 * 1024
 """A segment is closed at whichever of the two it reaches first."""
 _HUMAN = ACTORS.index("human")
+_PRUNED = (
+    "it was stored before and then forgotten, by `vla-fleet buffer prune` or by retention, and is not taken again "
+    "under its name: import it with another `--robot NAME`."
+)
 _COLUMNS = (
     STATE_KEY,
     ACTION_KEY,
@@ -57,9 +61,10 @@ class Imported(msgspec.Struct, frozen=True):
     episodes: int
     """stored now"""
     known: int
-    """were stored before"""
+    """are stored since an import before"""
     steps: int
     left_out: tuple[LeftOut, ...]
+    """what is broken, or was pruned"""
 
 
 def import_dataset(
@@ -90,6 +95,9 @@ def import_dataset(
         try:
             for episode, outcome, part in _parts(source, mapping, mapped, entry, twins):
                 row = ledger.episode(episode.id)
+                if row is not None and row.pruned_ns:
+                    left_out.append(LeftOut(f"episode {entry.index}", _PRUNED))
+                    continue
                 if row is not None and row.outcome:
                     known += 1
                     continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -18,6 +18,9 @@ from cloud_learner.buffer.loading.loader import LoadPlan, SegmentLoader
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot, WindowReader, settle
 
 log = logging.getLogger(__name__)
+_LEFT_OUT = "the segment in ledger row %d is left out of training: %s"
+_KEPT = "the segment in ledger row %d cannot be read again, what is in memory of it stays in training: %s"
+_TORN = "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out."
 
 
 class BatchBuilder:
@@ -38,12 +41,13 @@ class BatchBuilder:
         self._loaded = 0
         """jobs of the first plan that were taken in"""
         self.counts = LoadCounts()
-        self._named: set[int] = set()
-        """ledger rows that the log has named"""
+        self._said: set[tuple[str, int]] = set()
+        """what the log has said of which ledger row"""
         self.waited_s = 0.0
         """by whoever takes batches: for those made ahead, or else for what was to be loaded"""
         self.elsewhere: set[int] = set()
-        """ledger rows that cannot be read yet, because they lie on another machine"""
+        """ledger rows that could not be read when something was loaded, because they lay on another machine: they stay
+        here though they can be read later, until what was loaded without them is loaded again"""
 
     def put(self, plan: LoadPlan) -> None:
         """The next one."""
@@ -101,32 +105,33 @@ class BatchBuilder:
         return self._windows.gather(plan.draws[positions], rows, slot, rng, plan.newest_version)
 
     def _take_in(self, wanted: Iterable[SegmentRequest], loaded: Loaded) -> None:
-        self._note(loaded)
+        wanted = tuple(wanted)
+        self._note(loaded, {request.row for request in wanted if not request.frames and request.row in self.steps})
         self._drop(request.row for request in wanted if request.frames)
         self.elsewhere.update(loaded.elsewhere)
         for segment in loaded.segments:
             row = segment.request.row
-            self.elsewhere.discard(row)
             if segment.request.frames:
                 self.counts.loaded += 1
                 self.steps.insert(row, segment.records, segment.own, segment.frames)
             elif row in self.steps:
                 self.steps.update(row, segment.records)
 
-    def _note(self, loaded: Loaded) -> None:
-        """Count what is wrong with a job that was done, and name it once."""
+    def _note(self, loaded: Loaded, stay: Container[int]) -> None:
+        """Count what is wrong with a job that was done, and say it once; the ledger rows `stay` are in memory."""
         for row in loaded.elsewhere:
             log.info("the segment in ledger row %d is still in the journal of another machine.", row)
-        damaged = {row: reason for row, reason in loaded.missing.items() if row not in loaded.elsewhere}
-        for row in damaged.keys() - self._named:
-            log.error("the segment in ledger row %d is left out of training: %s", row, damaged[row])
-        for row in loaded.unreadable.keys() - self._named:
-            log.error(
-                "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out.", row
-            )
-        self._named |= damaged.keys() | loaded.unreadable.keys()
-        self.counts.damaged += len(damaged)
+        for row, reason in loaded.damaged.items():
+            self._say(_KEPT if row in stay else _LEFT_OUT, row, reason)
+            self.counts.damaged += row not in stay
+        for row in loaded.unreadable:
+            self._say(_TORN, row)
         self.counts.unreadable_frames += sum(loaded.unreadable.values())
+
+    def _say(self, text: str, row: int, *more: str) -> None:
+        if (text, row) not in self._said:
+            self._said.add((text, row))
+            log.error(text, row, *more)
 
     def _drop(self, rows: Iterable[int]) -> None:
         extents = [self.steps.drop(row) for row in rows if row in self.steps]

@@ -34,13 +34,13 @@ from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.store.store import ReadResult, SegmentStore
 from policies.interface.policy import NormalizationData
-from wire.errors import ConfigError, CorruptDataError, InvalidDataError
+from wire.errors import ConfigError, CorruptDataError, InvalidDataError, StorageError
 from wire.messages.gateway import Segment
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
 _PLANNED_SHARE = 0.95
-"""of the cache; the rest is for what is being loaded ahead of its turn"""
+"""of the cache that is planned with; the rest is for what is being loaded ahead of its turn"""
 _EMPTY_BATCHES = 100
 _ECHO_S = 5.0
 """between looks at what the trainer waits for"""
@@ -76,9 +76,8 @@ class ReplayDataset:
         self._frames = FrameCache(self._layout.shapes, config.cache_bytes)
         self._fresh = FreshSegments(config.fresh_bytes)
         self._planner = LoadPlanner(self.universe, self._layout)
-        budget = int(config.cache_bytes * _PLANNED_SHARE)
         self.sampler = sampler(
-            self.universe, config.target, self._planner.cost, budget, config.batch, config.seed, config.echo
+            self.universe, config.target, self._cost, config.cache_bytes, config.batch, config.seed, config.echo
         )
         self._generation, self._left = ledger.generation(), False
         """what the index follows, and whether segments left it that the sampler does not know of"""
@@ -107,7 +106,8 @@ class ReplayDataset:
         """Take in up to `limit` segments that were committed since the last call; how many were looked at.
 
         And forget what was pruned or found damaged. Raises `StorageError` if the ledger cannot be read and
-        `ConfigError` if the cache is too small for what came.
+        `ConfigError` if the cache is too small for what came: where there was something before, `next` goes on with
+        that, and what came is left out of this dataset for good.
         """
         self._look_for_gone()
         index = self._ledger.index(self.universe.watermark, self._spec.data_hash, limit)
@@ -118,15 +118,25 @@ class ReplayDataset:
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_labelled(rows)
-        if self._left or len(added) or version != self._version:
-            self.sampler.refresh(version, anew=self._left)
+        changed = self._left or len(added) > 0 or version != self._version
+        # the sampler itself knows what it has to make up for
         self._version, self._left = version, False
+        if changed:
+            try:
+                self.sampler.refresh(version)
+            except ConfigError:
+                self._leave_out(added)
+                raise
         return len(index.row)
 
     def submit(self, row: int, segment: Segment) -> None:
         """A segment that was just committed as ledger row `row`: it need not be read when it is needed soon."""
-        if segment.episode.spec_hash == self._spec.hash and segment.episode.task in self.config.tasks:
-            self._fresh.add(row, segment)
+        if segment.episode.task not in self.config.tasks:
+            return
+        # a robot may have other limits; what cannot be told now is read from the store, which says why
+        with contextlib.suppress(InvalidDataError, StorageError):
+            if self._store.spec(segment.episode.spec_hash).data_hash == self._spec.data_hash:
+                self._fresh.add(row, segment)
 
     @property
     def newest_row(self) -> int:
@@ -268,7 +278,7 @@ class ReplayDataset:
             same = self.sampler.restore(saved.sampler)
         except (InvalidDataError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             # the segments are known by now: the sampler has to hear of them, for nothing else will tell it
-            self.sampler.refresh(self._newest_version(), anew=True)
+            self.sampler.refresh(self._newest_version())
             raise InvalidDataError(f"dataset: the state of the sampler cannot be used: {error}") from error
         if not same_ranks:
             # what was planned there is another rank's by now, and is drawn again in the next epoch
@@ -331,6 +341,10 @@ class ReplayDataset:
         if self.sampler.echo != before:
             log.info("loading takes %.0f%% of the time: echo is %g from now on.", share * 100, self.sampler.echo)
 
+    def _cost(self, segments: np.ndarray) -> np.ndarray:
+        """int64[k] bytes of `cache_bytes` that the sampler reckons with for each of the int64[k] segments."""
+        return np.ceil(self._planner.cost(segments) / _PLANNED_SHARE).astype(np.int64)
+
     def _look_for_gone(self) -> None:
         generation = self._ledger.generation()
         if generation == self._generation:
@@ -342,11 +356,20 @@ class ReplayDataset:
             self._planner.note_all()
             log.info("%d segments left the buffer.", len(gone))
 
+    def _leave_out(self, added: np.ndarray) -> None:
+        """Go on without segments that the cache is too small for, if there are others."""
+        if 0 < len(added) < len(self.universe):
+            self.universe.forget((), self.universe.row[added])
+            self._planner.note_all()
+            self.sampler.refresh(self._version)
+
     def _look_elsewhere(self) -> None:
         waiting = list(self._builder.elsewhere)
         if waiting:
-            sealed = [row for row, place in self._ledger.places(waiting).items() if place.journal is None]
-            self._builder.elsewhere.difference_update(sealed)
+            places = self._ledger.places(waiting)
+            sealed = [row for row, place in places.items() if place.journal is None]
+            # what was pruned has no place any more
+            self._builder.elsewhere.difference_update(sealed, set(waiting) - places.keys())
             self._planner.note_readable(sealed)
 
     def _read(self, rows: Sequence[int]) -> ReadResult:

@@ -57,10 +57,10 @@ class Loaded(msgspec.Struct, frozen=True, eq=False):
     """What came of requests."""
 
     segments: tuple[LoadedSteps, ...]
-    missing: dict[int, str]
-    """ledger row: why it could not be read"""
+    damaged: dict[int, str]
+    """ledger row: why it cannot be read. What is neither here nor loaded was pruned, or lies elsewhere"""
     elsewhere: tuple[int, ...]
-    """those of the missing ones that can be read later, when another machine has sealed them"""
+    """ledger rows, neighbours included, that can be read later, when another machine has sealed them"""
     unreadable: dict[int, int]
     """ledger row: how many frames that its steps saw cannot be decoded"""
 
@@ -130,7 +130,7 @@ def load_segments(
         segments.append(LoadedSteps(w, block.segments[w.row].steps, mine, steps))
     return Loaded(
         tuple(segments),
-        missing={w.row: block.missing[w.row] for w in wanted if w.row in block.missing},
+        damaged={w.row: block.damaged[w.row] for w in wanted if w.row in block.damaged},
         elsewhere=tuple(sorted(block.elsewhere)),
         unreadable=unreadable,
     )
@@ -198,21 +198,21 @@ class _Block:
     def __init__(self, read: Read, layout: Layout) -> None:
         self._read, self._layout = read, layout
         self.segments: dict[int, Segment] = {}
-        self.missing: dict[int, str] = {}
+        self.damaged: dict[int, str] = {}
         self.elsewhere: set[int] = set()
+        self._asked: set[int] = set()
         self._labels: dict[int, np.ndarray] = {}
 
     def read(self, rows: Sequence[int]) -> None:
-        fresh = [row for row in dict.fromkeys(rows) if row not in self.segments and row not in self.missing]
+        fresh = [row for row in dict.fromkeys(rows) if row not in self._asked]
         if not fresh:
             return
+        self._asked.update(fresh)
         found = self._read(fresh)
         self.segments.update(found.segments)
         self._labels.update(found.labels)
+        self.damaged.update(found.damaged)
         self.elsewhere.update(found.elsewhere)
-        for row in fresh:
-            if row not in found.segments:
-                self.missing[row] = found.damaged.get(row, "it is not there (any more, or not yet)")
 
     def records(self, wanted: SegmentRequest) -> np.ndarray:
         """Of the steps before `wanted`, if its frames are wanted, its own, and of those after it.

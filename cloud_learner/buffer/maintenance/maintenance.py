@@ -56,6 +56,7 @@ class MaintenanceThread:
         self._pause_s = pause_s
         self._stuck: Stuck = set()
         self._bounds_due_ns = 0
+        self._failed = False
         self._warned: set[str] = set()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -75,20 +76,47 @@ class MaintenanceThread:
     def step(self) -> bool:
         """One shard of what is to be sealed and one to be compacted, and the bounds if they are due; whether there may
         be more to do at once.
+
+        Each is tried, whatever becomes of the others: on a full disk nothing can be sealed before something goes.
         """
-        now_ns = self._clock.now_ns()
+        now_ns, more, crashed, reasons = self._clock.now_ns(), False, False, list[str]()
+        for piece in (self._clean, self._seal, self._keep_bounds, self._compact):
+            try:
+                more |= piece(now_ns)
+            except FleetError as error:
+                reasons.append(str(error))
+            except Exception:
+                crashed = True
+                log.exception("the buffer's maintenance failed; the next try is in %.0f s.", self._pause_s)
+        # somebody else at work is one reason for all of them
+        for reason in dict.fromkeys(reasons):
+            log.warning("the buffer's maintenance waits %.0f s: %s", self._pause_s, reason)
+        self._failed = crashed or bool(reasons)
+        return more
+
+    def _clean(self, now_ns: int) -> bool:
+        """What the round before left half-done, if it failed."""
+        if self._failed:
+            with self._ledger.exclusive(wait_s=0):
+                self._store.clean()
+        return False
+
+    def _seal(self, now_ns: int) -> bool:
         sealed = seal_one(self._store, now_ns)
         if sealed is not None:
             log.info("%d segments with %d steps sealed.", sealed.segments, sealed.rows)
-        if now_ns >= self._bounds_due_ns:
-            self._bounds_due_ns = now_ns + _BOUNDS_EVERY_NS
-            self._keep_bounds()
+        return sealed is not None
+
+    def _compact(self, now_ns: int) -> bool:
         more = compact_one(self._store, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=0)
         if more is not None and more.written_shards:
             log.info("%d shards became %d.", more.read_shards, more.written_shards)
-        return sealed is not None or more is not None
+        return more is not None
 
-    def _keep_bounds(self) -> None:
+    def _keep_bounds(self, now_ns: int) -> bool:
+        if now_ns < self._bounds_due_ns:
+            return False
+        self._bounds_due_ns = now_ns + _BOUNDS_EVERY_NS
         self._store.quarantine.trim(self._retention.quarantine_bytes)
         warnings = {room_warning(self._store.journal.directory.parent)}
         if self._retention.bounded:
@@ -101,18 +129,9 @@ class MaintenanceThread:
         for warning in warnings - self._warned - {""}:
             log.warning("%s", warning)
         self._warned = warnings
+        return False
 
     def _run(self) -> None:
-        failed, more = False, False
-        while not self._stopping.wait(self._pause_s if failed else _BETWEEN_S if more else self._every_s):
-            try:
-                if failed:
-                    with self._ledger.exclusive(wait_s=0):
-                        self._store.clean()
-                more, failed = self.step(), False
-            except FleetError as error:
-                failed = True
-                log.warning("the buffer's maintenance waits %.0f s: %s", self._pause_s, error)
-            except Exception:
-                failed = True
-                log.exception("the buffer's maintenance failed; the next try is in %.0f s.", self._pause_s)
+        more = False
+        while not self._stopping.wait(self._pause_s if self._failed else _BETWEEN_S if more else self._every_s):
+            more = self.step()

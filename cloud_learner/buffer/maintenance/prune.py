@@ -34,7 +34,9 @@ def prune(
     One that got a segment while it was chosen stays this time. Room comes back with `compact`. `now_ns`: nanoseconds
     since 1970. Raises `StorageError` when somebody else is at work for longer than `wait_s`.
     """
-    newest_row = ledger.totals().newest_row
+    totals = ledger.totals()
+    if not retention.may_forget(totals.bytes):
+        return Pruned(0, 0, 0)
     episodes = ledger.kept_episodes()
     chosen = retention.choose(episodes, now_ns)
     warnings = [retention.warning(episodes)]
@@ -51,6 +53,6 @@ def prune(
                 break
             with ledger.exclusive(wait_s=wait_s):
                 some = [one.id for one in chosen[first : first + EPISODES_AT_ONCE]]
-                more = ledger.prune(some, now_ns, newest_row)
+                more = ledger.prune(some, now_ns, totals.newest_row)
             found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
     return Pruned(*found, " ".join(filter(None, warnings)))

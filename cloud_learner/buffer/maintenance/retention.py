@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -69,17 +70,19 @@ class Retention(Bound, frozen=True, forbid_unknown_fields=True):
     @property
     def bounded(self) -> bool:
         """Whether anything is ever forgotten."""
-        own = self.max_bytes is not None or self.max_age_s is not None
-        return own or bool(self.by_task or self.by_source or self.drop_outcomes)
+        return self.may_forget(math.inf)
+
+    def may_forget(self, stored_bytes: float) -> bool:
+        """Whether any episode may go, or a warning be due, while all together have so many bytes; no episode is looked
+        at for it.
+        """
+        bounds = (self, *self.by_task.values(), *self.by_source.values())
+        full = any(bound.max_bytes is not None and stored_bytes >= bound.max_bytes for bound in bounds)
+        return full or bool(self.drop_outcomes) or any(bound.max_age_s is not None for bound in bounds)
 
     def choose(self, episodes: Sequence[KeptEpisode], now_ns: int) -> list[KeptEpisode]:
         """Those of all `episodes` that are to go, which come oldest first. `now_ns`: nanoseconds since 1970."""
-        order = sorted(episodes, key=_is_human)
-        groups: list[tuple[Bound, list[KeptEpisode]]] = [
-            *((bound, [one for one in order if one.task == task]) for task, bound in self.by_task.items()),
-            *((bound, [one for one in order if one.source == source]) for source, bound in self.by_source.items()),
-            (self, order),
-        ]
+        groups = self._groups(sorted(episodes, key=_is_human))
         left = Counter(one.task for one in episodes)
         chosen: dict[str, KeptEpisode] = {}
 
@@ -91,11 +94,11 @@ class Retention(Bound, frozen=True, forbid_unknown_fields=True):
             left[one.task] -= 1
             return one.bytes
 
-        for bound, some in groups:
+        for _, bound, some in groups:
             for one in some:
                 if one.outcome in self.drop_outcomes or _is_older(one, bound.max_age_s, now_ns):
                     choose(one)
-        for bound, some in groups:
+        for _, bound, some in groups:
             size = sum(one.bytes for one in some if one.id not in chosen)
             for one in some:
                 if bound.max_bytes is None or size <= bound.max_bytes:
@@ -104,23 +107,39 @@ class Retention(Bound, frozen=True, forbid_unknown_fields=True):
         return list(chosen.values())
 
     def warning(self, episodes: Sequence[KeptEpisode]) -> str:
-        """What to say when human data alone fills the budget, '' otherwise."""
-        size = sum(one.bytes for one in episodes if _is_human(one))
-        if self.max_bytes is None or size < self.max_bytes:
-            return ""
+        """What to say when human data alone fills the budget of all, of a task or of a source, '' otherwise."""
         keeps = self.keep_human or self.keep_demonstrations
+        filled = []
+        for name, bound, some in self._groups(episodes):
+            size = sum(one.bytes for one in some if _is_human(one))
+            # where people record all there is, and the oldest may go, nothing is pushed out by them
+            only = not keeps and all(map(_is_human, some))
+            if bound.max_bytes is not None and size and size >= bound.max_bytes and not only:
+                filled.append(f"the {bound.max_bytes / 1e6:.0f} MB of {name}")
+        if not filled:
+            return ""
         return (
-            f"episodes in which people acted fill the buffer's {self.max_bytes / 1e6:.0f} MB alone: "
-            f"{'nothing else stays' if keeps else 'the oldest of them go'}. Raise max_bytes"
+            f"episodes in which people acted fill {' and '.join(filled)} alone: "
+            f"{'nothing else stays' if keeps else 'the oldest of them go'} there. Raise max_bytes"
             + (", or let the oldest go with keep_human and keep_demonstrations false." if keeps else ".")
         )
+
+    def _groups(self, episodes: Sequence[KeptEpisode]) -> list[tuple[str, Bound, Sequence[KeptEpisode]]]:
+        """What has a bound of its own, by name, and then all."""
+        groups: list[tuple[str, Bound, Sequence[KeptEpisode]]] = []
+        for task, bound in self.by_task.items():
+            groups.append((f"task '{task}'", bound, [one for one in episodes if one.task == task]))
+        for source, bound in self.by_source.items():
+            groups.append((f"source '{source}'", bound, [one for one in episodes if one.source == source]))
+        return [*groups, ("the buffer", self, episodes)]
 
     def _protects(self, one: KeptEpisode, now_ns: int) -> bool:
         return (
             (self.keep_human and one.human_steps > 0)
             or (self.keep_demonstrations and one.source == EpisodeSource.demonstration)
             or one.outcome in self.keep_outcomes
-            or (one.outcome == "" and 0 <= now_ns - one.wall_ns <= _STILL_RUNS_NS)
+            # below 0: the wall clock was set back meanwhile, which says nothing of the episode
+            or (one.outcome == "" and now_ns - one.wall_ns <= _STILL_RUNS_NS)
         )
 
 

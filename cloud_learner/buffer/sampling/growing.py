@@ -15,7 +15,8 @@ class Growing:
     def append(self, values: np.ndarray) -> None:
         length = self._length + len(values)
         if length > len(self._array):
-            larger = np.zeros(max(length, 2 * len(self._array)), self._array.dtype)
+            # room that nobody writes to takes no memory
+            larger = np.zeros(2 * length, self._array.dtype)
             larger[: self._length] = self.all
             self._array = larger
         self._array[self._length : length] = values

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,14 +23,17 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.sampling.budget import allot, apportion
-from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps, HeldSegments, WeightedRuns, generator
+from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps
+from cloud_learner.buffer.sampling.memory import LoadedSegments
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.stratum import Stratum, StratumState
 from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
+from cloud_learner.buffer.sampling.visit import generator
 from wire.errors import ConfigError, InvalidDataError, suggest
 
 log = logging.getLogger(__name__)
 _MOST_ECHO = 100.0
+_TINY = 1e-300
 
 
 class BatchPlan(msgspec.Struct, frozen=True, eq=False):
@@ -78,7 +80,7 @@ class SamplerState(msgspec.Struct, frozen=True):
     watermark: int
     newest_version: int
     content: int
-    """checksum of the ledger rows and of whom they were dealt to, which changes where some were pruned before"""
+    """checksum of the ledger rows and of whom they were dealt to"""
     credit: list[list[float]]
     losses: dict[str, list[list[float]]]
     strata: list[StratumState]
@@ -125,43 +127,36 @@ class Sampler:
         self.refresh(newest_version)
 
     def _reset(self) -> None:
-        self._held = HeldSegments()
+        self._memory = LoadedSegments()
         self._known = EligibleSteps(self._index, self._target, self._cost)
         self._strata = [
-            Stratum(number, self._known, self._held, self._stream) for number in range(2 * len(self._index.tasks))
+            Stratum(number, self._known, self._memory, self._stream) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
-        self._recent: dict[int, WeightedRuns] = {}
-        """by task, where there is data"""
-        self._recent_segments: np.ndarray = np.zeros(0, np.int64)
         self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
-        self._credit: np.ndarray = np.zeros((len(self._index.tasks), 5))
-        self._stale = False
-        self._content = 0
-        """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
+        self._credit: np.ndarray = np.zeros((2 * len(self._index.tasks), 3))
+        self._refused = False
+        """whether what the last refresh found does not fit"""
 
     # --- between batches ------------------------------------------------------------------------------------------
 
-    def refresh(self, newest_version: int, anew: bool = False) -> None:
-        """Between two batches: take in what the index added, and the newest policy version.
+    def refresh(self, newest_version: int) -> None:
+        """Between two batches: take in what the index added and forgot, and the newest policy version.
 
-        `anew`: after `index.forget`. Raises `ConfigError` if the budget is too small for what came.
+        Raises `ConfigError` if the budget is too small for what came; so does `next` then, until a refresh does not.
         """
-        anew = anew or self._stale
-        self._look(self._index.watermark, newest_version, anew)
-        # should it raise, the next refresh makes up for it
-        self._stale = True
+        self._refused = True
+        self._look(self._index.watermark, newest_version)
         shares = self._usual_shares()
         recent_bytes = self._find_recent(shares > 0)
         active = np.flatnonzero(shares.ravel() > 0).tolist()
-        need = np.array([self._strata[number].bytes for number in active], np.int64)
-        allotted = self._allot(shares.ravel()[active], need, active, recent_bytes)
+        allotted = dict(zip(active, self._allot(shares.ravel()[active], active, recent_bytes).tolist(), strict=True))
         for number, stratum in enumerate(self._strata):
-            if number in active:
-                stratum.refresh(int(allotted[active.index(number)]), self.echo, anew)
+            if number in allotted:
+                stratum.refresh(allotted[number], self.echo)
             else:
                 stratum.clear()
-        self._stale = False
+        self._refused = False
 
     def note(self, task: str, online: bool, loss: float) -> None:
         """A loss of one update on that part of the data, for `OnlineShare`; other mixes have no use for it.
@@ -171,16 +166,12 @@ class Sampler:
         if self._losses:
             self._losses.note(task, online, loss)
 
-    def _look(self, watermark: int, newest_version: int, anew: bool) -> None:
-        before = 0 if anew else self._known.segments
-        runs, first = self._known.look(watermark, newest_version, anew)
-        some = before + np.flatnonzero(~self._index.gone[before : self._known.segments])
-        there = self._index.row[some] * self._index.world + self._index.ranks(some)
-        self._content = zlib.crc32(there.tobytes(), self._content if before else 0)
-        self._held.grow(self._known.segments)
-        number = self._known.strata(runs)
-        for stratum in self._strata:
-            stratum.look(runs[number == stratum.number], first, anew)
+    def _look(self, watermark: int, newest_version: int) -> None:
+        came, changed = self._known.look(watermark, newest_version)
+        self._memory.grow(self._known.segments)
+        of_came, of_changed = (self._known.strata(self._index.run_segment[runs]) for runs in (came, changed))
+        for number, stratum in enumerate(self._strata):
+            stratum.look(came[of_came == number], changed[of_changed == number])
         self._mass = np.array([stratum.mass for stratum in self._strata]).reshape(-1, 2)
 
     def _usual_shares(self) -> np.ndarray:
@@ -189,25 +180,20 @@ class Sampler:
 
     def _find_recent(self, drawn: np.ndarray) -> int:
         """Hold the newest steps of each task, of the strata bool[tasks, 2] that are drawn from; bytes of them."""
-        recent, known, most = self._target.recent, self._known, self._target.recent.newest
-        self._recent = {}
-        for task in np.flatnonzero(drawn.any(1)).tolist() if recent.share else ():
-            parts = [self._strata[2 * task + part].eligible.runs[-most:] for part in np.flatnonzero(drawn[task])]
-            runs = np.sort(np.concatenate(parts))
-            above = np.cumsum(self._index.run_count[runs][::-1].astype(np.int64))[::-1]
-            # the last run that has enough steps in it and after it
-            first = max(0, int(np.searchsorted(-above, -most, "right")) - 1)
-            self._recent[task] = WeightedRuns(self._index)
-            self._recent[task].append(runs[first:], known.weight[runs[first:]], max(0, int(above[first]) - most))
-        runs = np.concatenate([np.zeros(0, np.int64), *(newest.runs for newest in self._recent.values())])
-        segments = np.unique(self._index.run_segment[runs])
-        self._held.hold(segments)
-        self._held.release(self._recent_segments)
-        self._recent_segments = segments
-        return int(known.cost[segments].sum())
+        recent, used = self._target.recent, 0
+        for task, here in enumerate(drawn):
+            first = np.full(2, self._known.segments)
+            if recent.share and here.any():
+                found = [self._strata[2 * task + part].newest(recent.newest) for part in np.flatnonzero(here)]
+                runs = np.sort(np.concatenate(found))[::-1]
+                enough = np.cumsum(self._index.run_count[runs], dtype=np.int64).searchsorted(recent.newest)
+                first[here] = self._index.run_segment[runs[min(int(enough), len(runs) - 1)]]
+            used += sum(self._strata[2 * task + part].prefer(int(first[part])) for part in (0, 1))
+        return used
 
-    def _allot(self, shares: np.ndarray, need: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
+    def _allot(self, shares: np.ndarray, active: list[int], recent_bytes: int) -> np.ndarray:
         """int64[active] bytes for each stratum. What is recent lies in its stratum, if that is whole."""
+        need = np.array([self._strata[number].bytes for number in active], np.int64)
         if need.sum() <= self._budget:
             return need
         least = np.array([self._strata[number].largest for number in active], np.int64)
@@ -224,82 +210,72 @@ class Sampler:
 
     def next(self) -> BatchPlan:
         """The next batch. Raises `InvalidDataError` while there is no step to learn from."""
+        if self._refused:
+            self.refresh(self._known.newest_version)
         shares = strata_shares(self._target.mix, self._index.tasks, self._mass, self._losses)
         if not shares.any():
             raise InvalidDataError(f"there is no step to learn from yet: {self.why_nothing()}")
-        self._held.start_batch()
         for stratum in self._strata:
             stratum.start_batch(self.echo)
-        parts = self._parts(shares)
+        parts, each = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
         rng = generator(self._stream, 1, self._number)
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = rng.permutation(self._batch)
         segments = self._index.run_segment[runs[order]]
-        drop, load = self._held.settle(segments, self._known.cost)
+        drop, load = self._memory.settle(segments, self._known.cost, self._drawable)
         self._number += 1
-        probability = self._probability(runs[order], offsets[order], shares)
+        probability = self._probability(runs[order], each)
         newest = self._known.newest_version
         return BatchPlan(self._number - 1, drop, load, segments, offsets[order], probability, newest)
 
-    def _probability(self, runs: np.ndarray, offsets: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """float64[k] of drawing each step, with float64[tasks, 2] `shares`: what is due, whatever is held now."""
-        segment, found = self._index.run_segment[runs], np.zeros(len(runs))
-        task, online = self._index.task[segment], self._index.online[segment].astype(np.intp)
-        for one in np.unique(task).tolist():
-            recent = self._target.recent.share * (one in self._recent)
-            for part in (0, 1):
-                here = (task == one) & (online == part)
-                chance = self._strata[2 * one + part].eligible.chance(runs[here], offsets[here])
-                found[here] = (1 - recent) * shares[one, part] * chance
-            if recent:
-                here = task == one
-                found[here] += recent * shares[one].sum() * self._recent[one].chance(runs[here], offsets[here])
-        return found / shares.sum()
+    def _drawable(self, segments: np.ndarray) -> np.ndarray:
+        """bool[k]: whether independent draws may come to each of int64[k] growing segments."""
+        first = np.array([min(stratum.joined, stratum.recent) for stratum in self._strata])
+        return (segments >= first[self._known.strata(segments)]) & self._known.may_be_drawn(segments)
 
-    def _parts(self, shares: np.ndarray) -> np.ndarray:
-        """float64[tasks, 5] probability of: the newest, offline (swept, held whole), online (swept, held whole)."""
-        parts = np.zeros((len(shares), 5))
-        for number in np.flatnonzero(shares).tolist():
-            task, online = divmod(number, 2)
-            masses = np.array(self._strata[number].masses())
-            parts[task, 1 + 2 * online : 3 + 2 * online] = shares[task, online] * masses / (masses.sum() or 1.0)
-            if task in self._recent:
-                parts[task, 0] += shares[task, online] * self._target.recent.share
-                parts[task, 1 + 2 * online : 3 + 2 * online] *= 1 - self._target.recent.share
-        if not parts.any():
-            raise InvalidDataError("there is no step to learn from in memory; raise cache_bytes.")
-        return parts / parts.sum()
+    def _parts(self, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Probability of the steps of each stratum that are swept, held, or recent, from float64[tasks, 2] `shares`.
+
+        Twice float64[strata, 3]: of all of these, and of each by unit of its weight.
+        """
+        masses = np.array([stratum.masses() for stratum in self._strata])
+        newest = masses[:, 2].reshape(-1, 2).sum(1).repeat(2)
+        recent = self._target.recent.share * (newest > 0)
+        usual = shares.ravel() * (1 - recent) / np.maximum(masses[:, :2].sum(1), _TINY)
+        of_recent = recent * shares.sum(1).repeat(2) / np.maximum(newest, _TINY)
+        each = np.stack([usual, usual, of_recent], 1)
+        total = (masses * each).sum()
+        return masses * each / total, each / total
+
+    def _probability(self, runs: np.ndarray, each: np.ndarray) -> np.ndarray:
+        """float64[k] of drawing one step of each of int64[k] runs: what is due, whatever is held now."""
+        segments = self._index.run_segment[runs]
+        number = self._known.strata(segments)
+        recent = segments >= np.array([stratum.recent for stratum in self._strata])[number]
+        return self._known.weight[runs] * (each[number, 0] + each[number, 2] * recent)
 
     def _draw(self, draws: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(runs, offsets) int64[batch] from int64[tasks, 5] draws."""
+        """(runs, offsets) int64[batch] from int64[strata, 3] draws."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
-        missing = 0
-        # what is held whole first: it may join an epoch that begins with this batch
-        for part, task in itertools.product((0, 2, 4, 1, 3), range(len(draws))):
-            if not (count := int(draws[task, part])):
-                continue
-            if part == 0:
-                found.append(self._recent[task].draw(count, rng))
-                continue
-            stratum = self._strata[2 * task + (part - 1) // 2]
-            got = stratum.whole.draw(count, rng) if part in (2, 4) else stratum.draw(count, rng)
-            found.append(got)
-            if short := count - len(got[0]):
-                self._repeated += short
-                again = rng.integers(0, max(1, len(got[0])), short if len(got[0]) else 0)
-                found.append((got[0][again], got[1][again]))
-                missing += short - len(again)
+        # what is held first: it may join an epoch that begins with this batch
+        for kind, (number, stratum) in itertools.product((2, 1, 0), enumerate(self._strata)):
+            if count := int(draws[number, kind]):
+                if kind == 0 and stratum.sweep:
+                    found.append(stratum.sweep.draw(count, rng))
+                else:
+                    first = stratum.recent if kind == 2 else stratum.joined
+                    found.append(stratum.draw_since(first, count, rng))
         runs, offsets = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        if missing:
-            if not len(runs):
-                raise InvalidDataError(
-                    "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
-                )
-            again = rng.integers(0, len(runs), missing)
-            runs, offsets = np.append(runs, runs[again]), np.append(offsets, offsets[again])
-        return runs, offsets
+        if not len(runs):
+            raise InvalidDataError(
+                "there is no step to learn from in memory, and no room for the next; raise cache_bytes."
+            )
+        missing = self._batch - len(runs)
+        self._repeated += missing
+        again = rng.integers(0, len(runs), missing)
+        return np.append(runs, runs[again]), np.append(offsets, offsets[again])
 
     def why_nothing(self) -> str:
         """Why no step may be drawn, when none may, and what to do about it."""
@@ -327,7 +303,7 @@ class Sampler:
             number=self._number,
             watermark=self._known.watermark,
             newest_version=self._known.newest_version,
-            content=self._content,
+            content=self._known.content,
             credit=self._credit.tolist(),
             losses=self._losses.state() if self._losses else {},
             strata=[stratum.state() for stratum in self._strata],
@@ -353,18 +329,18 @@ class Sampler:
         self._number, self._repeated, self.echo = then.number, then.repeated, then.echo
         if self._losses:
             self._losses.restore(then.losses)
-        self._look(then.watermark, then.newest_version, True)
-        if then.settings != self._settings() or then.content != self._content:
+        self._look(then.watermark, then.newest_version)
+        if then.settings != self._settings() or then.content != self._known.content:
             log.warning("sampler: settings or data changed since its state was taken; it goes on with new epochs.")
             if then.settings["tasks"] == list(self._index.tasks):
                 for stratum, was in zip(self._strata, then.strata, strict=True):
                     stratum.epochs = was.epochs
-            self.refresh(then.newest_version, anew=True)
+            self.refresh(then.newest_version)
             return False
         self._credit = np.array(then.credit)
         self._find_recent(self._usual_shares() > 0)
         for stratum, was in zip(self._strata, then.strata, strict=True):
-            stratum.restore(was, self.echo)
+            stratum.restore(was)
         return True
 
     def _settings(self) -> dict[str, Any]:
@@ -380,8 +356,8 @@ class Sampler:
     def stats(self) -> SamplerStats:
         return SamplerStats(
             eligible_steps=sum(stratum.steps for stratum in self._strata),
-            loaded_bytes=self._held.loaded_bytes,
-            whole_strata=sum(stratum.sweep is None and stratum.whole.mass > 0 for stratum in self._strata),
+            loaded_bytes=self._memory.bytes,
+            whole_strata=sum(stratum.sweep is None and stratum.masses()[1] > 0 for stratum in self._strata),
             sweeping_strata=sum(stratum.sweep is not None for stratum in self._strata),
             epochs=sum(stratum.epochs for stratum in self._strata),
             repeated=self._repeated,

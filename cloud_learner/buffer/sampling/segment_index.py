@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Annotated, get_origin, get_type_hints
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from cloud_learner.buffer.sampling.target import StepRuns
 from wire.errors import ConfigError, InvalidDataError
 
 _ONLINE, _DEMONSTRATION = SOURCES[0], SOURCES[1]
-_INDEX_BITS = 32
 
 
 def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
@@ -29,31 +29,6 @@ def on_side(episode_id: str, validation: float, held_out: bool) -> bool:
     return not validation or (zlib.crc32(episode_id.encode()) < validation * 2**32) == held_out
 
 
-_SEGMENT = {
-    "row": np.int64,
-    "episode": np.int64,
-    "index": np.int32,
-    "first_tick": np.int64,
-    "steps": np.int32,
-    "frames": np.int32,
-    "task": np.int32,
-    "online": np.bool_,
-    "demonstration": np.bool_,
-    "reward_sum": np.float64,
-    "last": np.bool_,
-    "gone": np.bool_,
-    "previous": np.int64,
-    "following": np.int64,
-}
-_RUN = {
-    "run_segment": np.int64,
-    "run_first": np.int32,
-    "run_count": np.int32,
-    "run_actor": np.uint8,
-    "run_version": np.int32,
-}
-
-
 class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend`.
 
@@ -62,48 +37,50 @@ class SegmentIndex:
     `world` episodes of a task and source that follow each other, every rank gets one. Not for several threads at once.
     """
 
-    row: np.ndarray
-    """int64[n] ledger row, growing"""
-    episode: np.ndarray
-    """int64[n] dense number of the episode here: an index into `episode_numbers`"""
-    index: np.ndarray
-    """int32[n]"""
-    first_tick: np.ndarray
-    """int64[n]"""
-    steps: np.ndarray
-    """int32[n]"""
-    frames: np.ndarray
-    """int32[n] over all cameras"""
-    task: np.ndarray
-    """int32[n] index into `tasks`"""
-    online: np.ndarray
-    """bool[n]"""
-    demonstration: np.ndarray
-    """bool[n]"""
-    reward_sum: np.ndarray
-    """float64[n]"""
-    last: np.ndarray
-    """bool[n]"""
-    gone: np.ndarray
-    """bool[n] pruned or damaged since it was added"""
-    previous: np.ndarray
-    """int64[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
-    following: np.ndarray
-    """int64[n] the same for index + 1"""
+    row: Annotated[np.ndarray, np.int64]
+    """[n] ledger row, growing"""
+    episode: Annotated[np.ndarray, np.int64]
+    """[n] dense number of the episode here: an index into `episode_numbers`"""
+    index: Annotated[np.ndarray, np.int32]
+    """[n]"""
+    first_tick: Annotated[np.ndarray, np.int64]
+    """[n]"""
+    steps: Annotated[np.ndarray, np.int32]
+    """[n]"""
+    frames: Annotated[np.ndarray, np.int32]
+    """[n] over all cameras"""
+    task: Annotated[np.ndarray, np.int32]
+    """[n] index into `tasks`"""
+    online: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    demonstration: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    reward_sum: Annotated[np.ndarray, np.float64]
+    """[n]"""
+    last: Annotated[np.ndarray, np.bool_]
+    """[n]"""
+    gone: Annotated[np.ndarray, np.bool_]
+    """[n] pruned or damaged since it was added"""
+    previous: Annotated[np.ndarray, np.int64]
+    """[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
+    following: Annotated[np.ndarray, np.int64]
+    """[n] the same for index + 1"""
     run_offsets: np.ndarray
     """int64[n + 1]: runs of segment s are [run_offsets[s], run_offsets[s + 1])"""
-    run_segment: np.ndarray
-    """int64[R] segment number"""
-    run_first: np.ndarray
-    """int32[R] first offset in the segment"""
-    run_count: np.ndarray
-    """int32[R] steps"""
-    run_actor: np.ndarray
-    """uint8[R] index into `wire.messages.gateway.ACTORS`"""
-    run_version: np.ndarray
-    """int32[R]"""
+    run_segment: Annotated[np.ndarray, np.int64]
+    """[R] segment number"""
+    run_first: Annotated[np.ndarray, np.int32]
+    """[R] first offset in the segment"""
+    run_count: Annotated[np.ndarray, np.int32]
+    """[R] steps"""
+    run_actor: Annotated[np.ndarray, np.uint8]
+    """[R] index into `wire.messages.gateway.ACTORS`"""
+    run_version: Annotated[np.ndarray, np.int32]
+    """[R]"""
     episode_numbers: np.ndarray
     """int64[E] ledger number by dense number"""
+    forgotten: np.ndarray
+    """int64 segment numbers in the order in which they left"""
 
     def __init__(
         self,
@@ -126,8 +103,10 @@ class SegmentIndex:
         self.tasks, self.rank, self.world = tuple(tasks), rank, world
         self.watermark = 0
         """newest ledger row looked at, also those left out: pass it to `ledger.index(after=...)`"""
-        self._segment = {name: Growing(dtype) for name, dtype in _SEGMENT.items()}
-        self._run = {name: Growing(dtype) for name, dtype in _RUN.items()}
+        columns = get_type_hints(type(self), include_extras=True).items()
+        grown = {name: Growing(hint.__metadata__[0]) for name, hint in columns if get_origin(hint) is Annotated}
+        self._segment = {name: column for name, column in grown.items() if not name.startswith("run_")}
+        self._run = {name: column for name, column in grown.items() if name.startswith("run_")}
         self._run_offsets = Growing(np.int64)
         self._run_offsets.append(np.zeros(1, np.int64))
         self._dense: dict[int, int] = {}
@@ -140,15 +119,15 @@ class SegmentIndex:
             # segment number of its last segment, -1 until that is there, and how many there are
             "last": Growing(np.int64),
             "segments": Growing(np.int64),
-            # segment number of the one that came first
-            "first": Growing(np.int64),
+            # segment number of the one that came last, -1 for none
+            "newest": Growing(np.int64),
         }
         self._to_deal: dict[tuple[int, int], tuple[np.random.Generator, list[int]]] = {}
         """by task and source, the ranks that get the next episodes of this turn"""
+        # by segment number, the one of the same episode that came before it, -1 for none
+        self._earlier = Growing(np.int64)
+        self._forgotten = Growing(np.int64)
         self._after = Growing(np.float64)
-        # by the (episode, index) of a neighbour that is not there: the segment that waits for it. Few episodes are open
-        self._no_following: dict[int, int] = {}
-        self._no_previous: dict[int, int] = {}
         self._publish()
 
     def __len__(self) -> int:
@@ -195,15 +174,15 @@ class SegmentIndex:
         They are `gone` from now on and nobody's neighbours. int64[k] those that went just now.
         """
         dense = np.array([number for number in map(self._dense.get, episodes) if number is not None], np.int64)
-        rows = self.find(rows)
+        dense, rows = dense[dense >= 0], self.find(rows)
         rows = rows[rows >= 0]
-        hit = np.zeros(len(self.episode_numbers), bool)
-        hit[dense[dense >= 0]] = hit[self.episode[rows]] = True
-        members = np.flatnonzero(hit[self.episode])
+        members = self.members(np.union1d(dense, self.episode[rows]))
         self._after.all[members] = np.nan
         pruned = np.isin(self.episode[members], dense) | np.isin(members, rows)
         newly = members[pruned & ~self.gone[members]]
         self._segment["gone"].all[newly] = True
+        self._forgotten.append(newly)
+        self.forgotten = self._forgotten.view()
         np.subtract.at(self._episode["segments"].all, self.episode[newly], 1)
         ended = self.episode[newly[self.last[newly]]]
         self._episode["outcome"].all[ended] = self._episode["last"].all[ended] = -1
@@ -242,9 +221,19 @@ class SegmentIndex:
         ended = np.flatnonzero((last >= 0) & (self._episode["demonstration"].all == demonstration))
         return int((self.index[last[ended]] + 1 == self._episode["segments"].all[ended]).sum())
 
-    def first_of(self, episodes: np.ndarray) -> int:
-        """The first segment that came of any of these dense int64[k] numbers of episodes, k above 0."""
-        return int(self._episode["first"].all[episodes].min())
+    def members(self, episodes: np.ndarray) -> np.ndarray:
+        """int64 all segments, growing, of dense int64[k] numbers of episodes, each once."""
+        at, found = self._episode["newest"].all[episodes], [self.row[:0]]
+        while len(at := at[at >= 0]):
+            found.append(at)
+            at = self._earlier.all[at]
+        return np.sort(np.concatenate(found))
+
+    def runs_of(self, segments: np.ndarray) -> np.ndarray:
+        """int64 runs of int64[k] segments, one segment after the other."""
+        first = self.run_offsets[segments]
+        counts = self.run_offsets[segments + 1] - first
+        return np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
 
     def prefix(self, watermark: int) -> tuple[int, int]:
         """(segments, runs) that had been committed when `watermark` was the newest row: the first of each."""
@@ -309,7 +298,7 @@ class SegmentIndex:
             self._episode["outcome"].append(np.full(len(new), -1))
             self._episode["last"].append(np.full(len(new), -1))
             self._episode["segments"].append(np.zeros(len(new), np.int64))
-            self._episode["first"].append(np.full(len(new), 2**62))
+            self._episode["newest"].append(np.full(len(new), -1))
         return dense[inverse]
 
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int]]) -> int:
@@ -335,8 +324,7 @@ class SegmentIndex:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)
         counts = offsets[wanted + 1] - offsets[wanted]
         ends = np.cumsum(counts)
-        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        chosen = runs[np.repeat(offsets[wanted], counts) + within]
+        chosen = runs[np.arange(ends[-1]) + np.repeat(offsets[wanted] - ends + counts, counts)]
         self._run["run_segment"].append(np.repeat(added, counts))
         for column, name in enumerate(("run_first", "run_count", "run_actor", "run_version")):
             self._run[name].append(chosen[:, column])
@@ -349,37 +337,32 @@ class SegmentIndex:
         self._episode["last"].all[ended] = segments[last]
         episode = self._segment["episode"].all[segments]
         np.add.at(self._episode["segments"].all, episode, 1)
-        np.minimum.at(self._episode["first"].all, episode, segments)
+        # an episode's segments are a chain, each with the one before it
+        order = np.argsort(episode, kind="stable")
+        following = np.flatnonzero(np.diff(episode[order], prepend=-1) == 0)
+        earlier = self._episode["newest"].all[episode]
+        earlier[order[following]] = segments[order[following - 1]]
+        self._earlier.append(earlier)
+        np.maximum.at(self._episode["newest"].all, episode, segments)
 
     def _publish(self) -> None:
         for name, column in (self._segment | self._run).items():
             setattr(self, name, column.view())
         self.run_offsets = self._run_offsets.view()
-        self.episode_numbers = self._episode["number"].view()
+        self.episode_numbers, self.forgotten = self._episode["number"].view(), self._forgotten.view()
 
     def _link(self, added: np.ndarray) -> None:
         """Join new segments with their neighbours, whichever of them came first."""
-        keys = (self.episode[added] << _INDEX_BITS) | self.index[added]
-        order = np.argsort(keys)
-        keys, numbers = keys[order], added[order]
-        joined = keys[1:] == keys[:-1] + 1
-        before, after = numbers[:-1][joined].tolist(), numbers[1:][joined].tolist()
-        # those without a neighbour among the new ones
-        first, last = np.flatnonzero(np.append(True, ~joined)), np.flatnonzero(np.append(~joined, True))
-        for key, number in zip(keys[first].tolist(), numbers[first].tolist(), strict=True):
-            if (other := self._no_following.pop(key, None)) is not None:
-                before.append(other)
-                after.append(number)
-            elif self.index[number]:
-                self._no_previous[key - 1] = number
-        for key, number in zip(keys[last].tolist(), numbers[last].tolist(), strict=True):
-            if (other := self._no_previous.pop(key, None)) is not None:
-                before.append(number)
-                after.append(other)
-            elif not self.last[number]:
-                self._no_following[key + 1] = number
-        left, right = np.array(before, np.int64), np.array(after, np.int64)
-        adjoin = self.first_tick[left] + self.steps[left] == self.first_tick[right]
+        # nearly always an episode came in turn, and nothing but the segment before a new one matters
+        earlier, episode = self._earlier.all[added], self.episode[added]
+        in_turn = np.where(earlier >= 0, self.index[earlier] + 1, 0) == self.index[added]
+        in_turn &= self.index[self._episode["newest"].all[episode]] + 1 == self._episode["segments"].all[episode]
+        others = self.members(np.unique(episode[~in_turn]))
+        others = others[np.lexsort((self.index[others], self.episode[others]))]
+        left = np.concatenate([earlier[in_turn], others[:-1]])
+        right = np.concatenate([added[in_turn], others[1:]])
+        adjoin = (left >= 0) & (self.episode[left] == self.episode[right]) & (self.index[left] + 1 == self.index[right])
+        adjoin &= self.first_tick[left] + self.steps[left] == self.first_tick[right]
         adjoin &= ~self.gone[left] & ~self.gone[right]
         self._segment["following"].all[left[adjoin]] = right[adjoin]
         self._segment["previous"].all[right[adjoin]] = left[adjoin]

@@ -7,13 +7,17 @@ import logging
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.eligible import EligibleSteps, HeldSegments, WeightedRuns
+from cloud_learner.buffer.sampling.eligible import EligibleSteps
 from cloud_learner.buffer.sampling.growing import Growing
+from cloud_learner.buffer.sampling.memory import LoadedSegments
 from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
+from cloud_learner.buffer.sampling.tree import Tree
 
 log = logging.getLogger(__name__)
 _BESIDE = 4
 """such a part of a stratum's bytes is for what is held beside its sweep, before it joins the epoch"""
+_BELOW_ALL = 1 - 1e-12
+"""of a sum: rounding must not lead to what lies before the first that counts"""
 
 
 class StratumState(msgspec.Struct, frozen=True):
@@ -21,117 +25,147 @@ class StratumState(msgspec.Struct, frozen=True):
 
     allotted: int
     epochs: int
+    joined: int
+    """ledger row: segments up to it are in the epoch"""
     sweep: SweepState | None
 
 
 class Stratum:
     """Draws from one task's online or offline steps."""
 
-    def __init__(self, number: int, known: EligibleSteps, held: HeldSegments, seed: int) -> None:
-        self.number, self._known, self._held, self._seed = number, known, held, seed
+    def __init__(self, number: int, known: EligibleSteps, memory: LoadedSegments, seed: int) -> None:
+        self.number, self._known, self._memory, self._seed = number, known, memory, seed
         self.name = f"{known.index.tasks[number // 2]} ({'online' if number % 2 else 'offline'})"
         self.epochs = 0
         """begun so far"""
         self.sweep: Sweep | None = None
-        self.whole = WeightedRuns(known.index)
-        """all that is eligible and not in the sweep's epoch: held, and drawn from independently"""
-        self._whole_segments, self._whole_bytes = Growing(np.int64), 0
-        self._allotted, self._echo = 0, 1.0
+        self.recent = 0
+        """segments from this number on count as recent, and are held and drawn from independently"""
+        self._joined_row = 0
+        """segments up to this ledger row are in the sweep's epoch"""
+        self._allotted = 0
         self._runs = Growing(np.int64)
-        self._split = self._told = False
-        """whether this rank has its own part, and whether the log said that it has not"""
-        self.eligible = WeightedRuns(known.index)
-        self.bytes = self.largest = self.steps = 0
-        """bytes of all eligible segments, and of the largest one; eligible steps"""
-        self._moved, self._first = True, 0
-        """whether weights changed or segments left since `refresh`, and the first run that is new or did so"""
+        self._mass = Tree()
+        """of each of these runs: weight times steps"""
+        self._cost = Tree(np.maximum)
+        """at the first run of each segment that may be drawn from, its bytes"""
+        self.bytes = self.steps = 0
+        """bytes of all eligible segments; eligible steps"""
+        self._changed: list[np.ndarray] = []
+        """int64 segments whose weights changed since `refresh`"""
+        self._appeared: list[np.ndarray] = []
+        """those of them that could not be drawn from before"""
+        self._told = False
+        """whether the log said that all ranks draw from all of it"""
 
-    def look(self, runs: np.ndarray, first: int, anew: bool) -> None:
-        """int64 `runs` came; weights may have changed from run `first` on, or with `anew` segments may have left."""
-        known = self._known
-        if self._split != (split := known.split(self.number)):
-            self._split, first, anew = split, 0, True
-            if self.sweep:
-                self._stop_sweep()
-        self._runs.append(runs)
-        now = self._runs.all[self._runs.all.searchsorted(first) :]
-        now = self._ours(now[known.weight[now] > 0])
-        before, weight = self.eligible.cut(first)
-        same = now[: len(before)]
-        if anew or not (np.array_equal(same, before) and np.array_equal(known.weight[same], weight)):
-            self._moved = True
-        elif len(runs):
-            first = int(runs[0])
-        else:
-            first = len(known.weight)
-        self._first = min(self._first, first)
-        gone, cost = (known.cost[known.segments_of(some)] for some in (before, now))
-        self.bytes += int(cost.sum()) - int(gone.sum())
-        self.steps += int(known.index.run_count[now].sum()) - int(known.index.run_count[before].sum())
-        self.eligible.append(now, known.weight[now])
-        largest = int(cost.max(initial=0))
-        if largest < self.largest == gone.max(initial=0):
-            largest = int(known.cost[known.segments_of(self.eligible.runs)].max(initial=0))
-            self.largest = 0
-        self.largest = max(self.largest, largest)
-        if self.steps and known.index.world > 1 and not (split or self._told):
-            self._told = True
-            log.info("%s: all ranks draw from all of it until each has something to draw of its own.", self.name)
-
-    def _ours(self, runs: np.ndarray) -> np.ndarray:
-        """Those of int64[k] `runs` that this rank draws from."""
-        index = self._known.index
-        return runs[index.ranks(index.run_segment[runs]) == index.rank] if self._split else runs
+    @property
+    def joined(self) -> int:
+        """Segments from this number on are in no epoch, but held and drawn from independently."""
+        return self._known.index.prefix(self._joined_row)[0]
 
     @property
     def mass(self) -> float:
         """Sum of the weights of this rank's steps; a rank's part of it where all ranks draw from all."""
-        return self.eligible.mass / (1 if self._split else self._known.index.world)
+        return self._mass.total / (1 if self._known.split[self.number] else self._known.index.world)
 
-    def masses(self) -> tuple[float, float]:
-        """Sums of the weights of the steps drawn by `draw`, and of those in `whole`."""
-        return max(0.0, self.eligible.mass - self.whole.mass) if self.sweep else 0.0, self.whole.mass
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest eligible segment."""
+        return int(self._cost.total)
+
+    def masses(self) -> tuple[float, float, float]:
+        """Sums of the weights of the steps that are drawn by the sweep, from `joined` on, and from `recent` on."""
+        beside, recent = self._first_run(self.joined), self._first_run(self.recent)
+        return self._mass.before(beside) if self.sweep else 0.0, self._mass.since(beside), self._mass.since(recent)
+
+    def prefer(self, recent: int) -> int:
+        """Segments from this number on count as recent now; bytes of them."""
+        self._memory.let_leave(self._segments(self._first_run(self.recent), self._first_run(recent)))
+        self.recent = recent
+        return self._bytes_since(recent)
+
+    def newest(self, steps: int) -> np.ndarray:
+        """int64 the last eligible runs, growing, that have at least so many steps, or all."""
+        looked = 64
+        while True:
+            runs = self._runs.all[-looked:]
+            runs = runs[self._known.weight[runs] > 0]
+            if looked >= len(self._runs.all) or self._known.index.run_count[runs].sum() >= steps:
+                return runs
+            looked *= 4
+
+    def look(self, came: np.ndarray, changed: np.ndarray) -> None:
+        """int64 runs that came, and int64 growing runs that have another weight than before."""
+        self._runs.append(came)
+        self._mass.grow(len(self._runs.all))
+        self._cost.grow(len(self._runs.all))
+        known, index = self._known, self._known.index
+        segments = _different(index.run_segment[changed])
+        runs = index.runs_of(segments)
+        of = segments.searchsorted(index.run_segment[runs])
+        weight, count = known.weight[runs], index.run_count[runs].astype(np.int64)
+        at = self._runs.all.searchsorted(runs)
+        before = self._mass.values[at] > 0
+        was, is_now = (np.bincount(of, drawn, len(segments)) > 0 for drawn in (before, weight > 0))
+        self._mass.put(at, weight * count)
+        first = np.flatnonzero(np.diff(of, prepend=-1))
+        self._cost.put(at[first], known.cost[segments] * is_now)
+        self.steps += int(count[weight > 0].sum()) - int(count[before].sum())
+        self.bytes += int(known.cost[segments[is_now]].sum()) - int(known.cost[segments[was]].sum())
+        self._changed.append(segments)
+        self._appeared.append(segments[is_now & ~was])
+        if self.steps and not (known.split[self.number] or self._told):
+            self._told = True
+            log.info("%s: all ranks draw from all of it until each has something to draw of its own.", self.name)
 
     # --- between batches ------------------------------------------------------------------------------------------
 
-    def refresh(self, allotted: int, echo: float, anew: bool) -> None:
-        """After `look`: `allotted` bytes may be used. `anew`: segments may have left."""
-        self._allotted, self._echo = allotted, echo
-        fits = allotted >= self.bytes
-        if self.sweep:
-            self.sweep.between_batches()
-            self._set_scale(self.sweep)
-        if self.sweep and fits:
+    def refresh(self, allotted: int, echo: float) -> None:
+        """After `look`: `allotted` bytes may be used."""
+        changed, appeared = self._pending()
+        self._allotted = allotted
+        if allotted >= self.bytes:
             self._stop_sweep()
-            self._hold_whole()
-        elif not self.sweep and not fits:
-            self.sweep = Sweep(self.number, self._known, self._held, self._seed, self._renew)
-            self.sweep.epoch = self.epochs - 1
+            self._joined_row = 0
+        elif not self.sweep:
+            self._memory.let_leave(self._segments())
+            self.sweep = self._new_sweep()
+            self.start_batch(echo)
             self._begin()
         else:
-            if self.sweep and self._moved:
-                self.sweep.look_again()
-            self._hold_whole(self._first)
-            if self.sweep and anew:
-                self._renew()
-        if self.sweep:
-            if self._whole_bytes > min(allotted // _BESIDE, allotted - self.largest):
+            self.start_batch(echo)
+            self.sweep.look_again(changed[changed < self.joined])
+            beside = self._bytes_since(self.joined)
+            self.sweep.room = allotted - beside
+            self._enter(appeared[appeared < self.joined])
+            if beside > min(allotted // _BESIDE, allotted - self.largest):
                 self._join()
             self.sweep.shrink()
-        self._moved, self._first = False, len(self._known.weight)
 
     def clear(self) -> None:
         """Hold nothing; nothing is drawn from here."""
-        if self.sweep:
-            self._stop_sweep()
-        self._held.release(self._whole_segments.all)
-        self.whole, self._whole_segments, self._whole_bytes = WeightedRuns(self._known.index), Growing(np.int64), 0
-        self._moved, self._first = True, 0
+        self._pending()
+        self._stop_sweep()
+        if self._allotted:
+            self._memory.let_leave(self._segments())
+        self._allotted, self._joined_row = 0, self._known.watermark
+
+    def _pending(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 growing segments that changed and that appeared since."""
+        changed, appeared = (
+            np.unique(np.concatenate([self._runs.all[:0], *some])) for some in (self._changed, self._appeared)
+        )
+        self._changed, self._appeared = [], []
+        self._memory.let_leave(changed)
+        return changed, appeared
+
+    def _new_sweep(self) -> Sweep:
+        return Sweep(self.number, self._known, self._memory, self._seed, self._renew)
 
     def _stop_sweep(self) -> None:
-        assert self.sweep
-        self.sweep.end()
-        self.sweep = None
+        if self.sweep:
+            self.sweep.end()
+            self.sweep = None
 
     def _renew(self) -> None:
         """An epoch is over: what waits of it gets its part of what is late, and another begins."""
@@ -140,73 +174,78 @@ class Stratum:
 
     def _begin(self) -> None:
         assert self.sweep
-        self.sweep.room = self._allotted
-        self._set_scale(self.sweep)
-        self.sweep.begin(self._ours(self._runs.all), self.bytes)
+        self.sweep.begin(self.epochs)
         self.epochs += 1
-        self.sweep.note_left(self._hold_whole())
+        self._joined_row = self._known.watermark
+        self.sweep.room = self._allotted
+        self._enter(self._segments())
 
     def _join(self) -> None:
+        """What is beside the epoch takes part in what is left of it."""
         assert self.sweep
-        first = int(self.whole.runs[0]) if len(self.whole.runs) else len(self._known.weight)
-        segments, out = self.sweep.join(self.whole.runs)
-        left = self._hold_whole(first)
-        self.sweep.hold(segments, out)
-        self.sweep.note_left(left)
+        beside = self._segments(self._first_run(self.joined))
+        self._joined_row = self._known.watermark
+        self.sweep.room = self._allotted
+        self._enter(beside)
+        self.sweep.note_left(beside)
 
-    def _hold_whole(self, first: int = 0) -> np.ndarray:
-        """Hold what is eligible and not in the epoch; int64 the segments let go of.
+    def _enter(self, segments: np.ndarray) -> None:
+        """Growing int64 eligible segments take part in the epoch."""
+        assert self.sweep
+        if not len(segments):
+            return
+        known, index = self._known, self._known.index
+        runs = index.runs_of(segments)
+        weight, count = known.weight[runs], index.run_count[runs]
+        of = segments.searchsorted(index.run_segment[runs])
+        mass, steps = (np.bincount(of, each, len(segments)) for each in (weight * count, count * (weight > 0)))
+        self.sweep.join(segments, mass, steps, self._mass.before(self._first_run(self.joined)), self.bytes)
 
-        `first`: only runs from this one on are other ones than before.
-        """
-        known = self._known
-        runs = self.eligible.runs[self.eligible.runs.searchsorted(first) :]
-        runs = runs[~known.in_epoch[known.index.run_segment[runs]]]
-        segment = int(known.index.run_segment[first]) if first < len(known.weight) else known.segments
-        before = self._whole_segments.cut(int(self._whole_segments.all.searchsorted(segment))).copy()
-        segments = known.segments_of(runs)
-        leaving = np.setdiff1d(before, segments, assume_unique=True)
-        self._held.release(leaving)
-        self._held.hold(np.setdiff1d(segments, before, assume_unique=True))
-        self._whole_segments.append(segments)
-        self._whole_bytes += int(known.cost[segments].sum()) - int(known.cost[before].sum())
-        self.whole.cut(first)
-        self.whole.append(runs, known.weight[runs])
-        if self.sweep:
-            self.sweep.room = self._allotted - self._whole_bytes
-        return leaving
+    def _first_run(self, segment: int) -> int:
+        """At which of `_runs` the segments from this number on begin."""
+        return int(self._runs.all.searchsorted(self._known.index.run_offsets[segment]))
 
-    def _set_scale(self, sweep: Sweep) -> None:
-        """For `echo` draws of a step on average."""
-        sweep.usual = self.eligible.mass / self.steps if self.steps else 1.0
-        sweep.scale = self._echo / sweep.usual
+    def _bytes_since(self, segment: int) -> int:
+        return int(self._cost.values[self._first_run(segment) : len(self._runs.all)].sum())
+
+    def _segments(self, first: int = 0, until: int | None = None) -> np.ndarray:
+        """int64 growing, those of `_runs` that are eligible."""
+        runs = self._runs.all[first:until]
+        return _different(self._known.index.run_segment[runs[self._known.weight[runs] > 0]])
 
     # --- one batch ------------------------------------------------------------------------------------------------
 
     def start_batch(self, echo: float) -> None:
         """Once before the draws of a batch, also when it draws nothing here."""
-        self._echo = echo
         if self.sweep:
-            self.sweep.left_bytes = 0
-            self._set_scale(self.sweep)
+            self.sweep.leaving_bytes = 0
+            self.sweep.echo, self.sweep.scale = echo, echo * self.steps / (self._mass.total or 1.0)
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(runs, offsets) int64 of up to `count` draws of what does not fit."""
-        assert self.sweep
-        return self.sweep.draw(count, rng)
+    def draw_since(self, segment: int, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(runs, offsets) int64[count] of independent draws, by weight, from the segments from this number on."""
+        known, index = self._known, self._known.index
+        at, into = self._mass.find(rng.random(count) * (self._mass.since(self._first_run(segment)) * _BELOW_ALL))
+        runs = self._runs.all[at]
+        steps = index.run_count[runs].astype(np.int64)
+        back = (into / known.weight[runs]).astype(np.int64)
+        return runs, index.run_first[runs] + steps - 1 - np.minimum(back, steps - 1)
 
     # --- going on later -------------------------------------------------------------------------------------------
 
     def state(self) -> StratumState:
         """JSON-able through msgspec."""
-        return StratumState(self._allotted, self.epochs, self.sweep.state() if self.sweep else None)
+        return StratumState(self._allotted, self.epochs, self._joined_row, self.sweep.state() if self.sweep else None)
 
-    def restore(self, state: StratumState, echo: float) -> None:
+    def restore(self, state: StratumState) -> None:
         """On a fresh stratum that looked at the moment of `state`: go on from it."""
-        self._allotted, self.epochs, self._echo = state.allotted, state.epochs, echo
+        self._pending()
+        self._allotted, self.epochs, self._joined_row = state.allotted, state.epochs, state.joined
         if state.sweep:
-            self.sweep = Sweep(self.number, self._known, self._held, self._seed, self._renew)
-            self.sweep.restore(state.sweep, self._ours(self._runs.all))
-        if self._allotted:
-            self._hold_whole()
-        self._moved, self._first = False, len(self._known.weight)
+            self.sweep = self._new_sweep()
+            self.sweep.room = self._allotted - self._bytes_since(self.joined)
+            self.sweep.restore(state.sweep, self._segments(until=self._first_run(self.joined)))
+
+
+def _different(growing: np.ndarray) -> np.ndarray:
+    """Each once."""
+    return growing[np.flatnonzero(np.diff(growing, prepend=-1))]

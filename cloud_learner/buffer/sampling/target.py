@@ -237,7 +237,7 @@ class Recent(msgspec.Struct, frozen=True):
     share: float = 0.0
     """probability that a draw comes from the newest of its task"""
     newest: int = 2400
-    """how many eligible steps of a task count as newest, by ledger row"""
+    """how many eligible steps of a task count as newest, by ledger row, and the rest of the oldest one's segment"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1 or self.newest < 1:

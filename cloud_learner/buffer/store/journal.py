@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from cloud_learner.buffer.files import make_directory, sync_directory, write_durably
+from cloud_learner.buffer.files import bad_sectors, make_directory, sync_directory, write_durably
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import CorruptDataError, storage_error, storage_errors
 
@@ -70,8 +70,8 @@ class Journal:
         return found
 
     def read(self, at: Journaled) -> bytes:
-        """The payload of a record. Raises `CorruptDataError` when it is gone, torn or changed."""
-        path, record = self._path(at.journal), self.raw(at)
+        """The payload of a record. Raises `CorruptDataError` when it is gone, torn, changed or unreadable."""
+        path, record = self._path(at.journal), self._record(at)
         if not record and not path.exists():
             raise CorruptDataError(f"journal file {path} is gone. Restore it from a backup.")
         payload = record[_HEADER.size :]
@@ -84,10 +84,16 @@ class Journal:
         return payload
 
     def raw(self, at: Journaled | None) -> bytes:
-        """What stands in place of a damaged record, as much as there is; nothing for one that lies elsewhere."""
-        if at is None or not (path := self._path(at.journal)).exists():
+        """What stands in place of a damaged record, as much as can be read; nothing for one that lies elsewhere."""
+        if at is not None:
+            with contextlib.suppress(CorruptDataError):
+                return self._record(at)
+        return b""
+
+    def _record(self, at: Journaled) -> bytes:
+        if not (path := self._path(at.journal)).exists():
             return b""
-        with storage_errors("journal", path), open(path, "rb", buffering=0) as file:
+        with storage_errors("journal", path), bad_sectors("journal file", path), open(path, "rb", buffering=0) as file:
             return os.pread(file.fileno(), _HEADER.size + at.bytes, at.offset)
 
     def remove_unused(self, referred: Callable[[], Set[int]]) -> int:

@@ -6,6 +6,7 @@ care that they are safe as file names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -20,9 +21,9 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import from_url
 
-from cloud_learner.buffer.files import TEMPORARY, remove_leftovers, write_durably
+from cloud_learner.buffer.files import TEMPORARY, bad_sectors, remove_leftovers, write_durably
 from cloud_learner.buffer.store.range_cache import RangeCache, Span
-from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_error, storage_errors
+from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_errors
 
 _WRITING = ".writing"
 """Folder of a local store in which objects are written before they get their name."""
@@ -108,19 +109,14 @@ class LocalObjects:
         write_durably(self.root / key, data, "store", temporary)
 
     def get(self, key: str) -> bytes:
-        try:
+        with self._reading(key):
             return (self.root / key).read_bytes()
-        except OSError as error:
-            raise self._explained(error, key) from error
 
     def read(self, spans: Sequence[Span], cached: bool = True) -> list[bytes]:
         found = []
         for key, first, end in spans:
-            try:
-                with open(self.root / key, "rb", buffering=0) as file:
-                    part = os.pread(file.fileno(), end - first, first)
-            except OSError as error:
-                raise self._explained(error, key) from error
+            with self._reading(key), open(self.root / key, "rb", buffering=0) as file:
+                part = os.pread(file.fileno(), end - first, first)
             if len(part) != end - first:
                 raise CorruptDataError(f"object {self.root / key} ends before byte {end}. Restore it from a backup.")
             found.append(part)
@@ -141,10 +137,15 @@ class LocalObjects:
     def clean(self) -> int:
         return remove_leftovers(self.root / _WRITING, "store")
 
-    def _explained(self, error: OSError, key: str) -> StorageError:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-            return CorruptDataError(f"object {self.root / key} is gone. Restore it from a backup.")
-        return storage_error(error, "store", self.root / key)
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        path = self.root / key
+        with storage_errors("store", path):
+            try:
+                with bad_sectors("object", path):
+                    yield
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                raise CorruptDataError(f"object {path} is gone. Restore it from a backup.") from error
 
 
 class RemoteObjects:

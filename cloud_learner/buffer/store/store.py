@@ -182,8 +182,8 @@ class SegmentStore:
         except CorruptDataError as error:
             if any(shard.state == "sealed" for shard in self.ledger.shards()):
                 raise StorageError(
-                    f"the store {self.objects.place} is not where its shards are: {MARK} is missing. Mount it, or give "
-                    "the bucket and prefix it was written to."
+                    f"the store {self.objects.place} is not where its shards are, or not whole. Mount it, or give the "
+                    f"bucket and prefix it was written to. {error}"
                 ) from error
             self.objects.put(MARK, msgspec.json.encode({"format": FORMAT}) + b"\n")
             return

@@ -1,5 +1,9 @@
 """A buffer that tests write to, and know what is in it."""
 
+import errno
+import os
+from pathlib import Path
+
 import obstore
 import sqlalchemy as sa
 import zarr.storage
@@ -40,6 +44,21 @@ class WatchedRequests:
     def pop(self):
         asked, self.asked = self.asked, []
         return asked
+
+
+def break_sector(monkeypatch, path, first, end):
+    """The device reads nothing any more that holds a byte of `path` from `first` until `end`."""
+    read_bytes, pread = Path.read_bytes, os.pread
+
+    def fail():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def read(descriptor, count, offset):
+        hit = os.path.samestat(os.fstat(descriptor), path.stat()) and offset < end and first < offset + count
+        return fail() if hit else pread(descriptor, count, offset)
+
+    monkeypatch.setattr(Path, "read_bytes", lambda self: fail() if self == path else read_bytes(self))
+    monkeypatch.setattr(os, "pread", read)
 
 
 def count_changes(ledger):

@@ -12,7 +12,7 @@ from cloud_learner.training import checkpoint
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from policies.common.weights import unpack
-from wire.errors import InvalidDataError, StorageError
+from wire.errors import ConfigError, InvalidDataError, StorageError
 
 
 class Pretrained:
@@ -63,6 +63,28 @@ def test_its_first_version_is_its_own_weights_and_needs_no_data(fleet):
         fleet.clock.advance(10**9)
         fleet.trainer.step()
     assert fleet.ledger.newest_version().version.number == 1, "the same weights are not published again"
+
+
+def test_it_goes_on_with_what_there_was_when_the_cache_is_too_small_for_more(fleet, monkeypatch, caplog):
+    source = fleet.trainer._source
+    tries = []
+
+    def refresh(limit):
+        tries.append(limit)
+        raise ConfigError("Set cache_bytes to at least 7.")
+
+    monkeypatch.setattr(source, "refresh", refresh)
+    fleet.clock.advance(10**10)
+    with pytest.raises(ConfigError, match="at least 7"):
+        fleet.trainer.step()
+    monkeypatch.setattr(type(source), "eligible_steps", property(lambda self: 100))
+    monkeypatch.setattr(source, "next", lambda: (_ for _ in ()).throw(InvalidDataError("nothing to draw")))
+    fleet.clock.advance(10**10)
+    fleet.trainer.step()
+    assert len(tries) == 2
+    said = [record.getMessage() for record in caplog.records if "cache_bytes" in record.getMessage()]
+    assert said == ["learning goes on without the newest segments: Set cache_bytes to at least 7."]
+    assert "nothing to draw" in caplog.text, "a batch was asked for"
 
 
 @pytest.mark.slow

@@ -417,6 +417,32 @@ def test_numbers_for_a_row_that_is_gone_or_of_another_length_are_refused_whole(l
     assert ledger.step_labels(rows, ["value"]) == {}
 
 
+def test_all_rows_that_are_gone_are_named_and_the_others_noted_if_that_is_asked(ledger):
+    rows = [_commit(ledger, segment) for segment in fake_episode(SPEC, "e1", steps=100, segment_steps=80)]
+    values = {99: np.zeros(3), rows[0]: np.zeros(80), 77: np.zeros(80)}
+    with pytest.raises(InvalidDataError, match=r"ledger row 77, 99: no such segment.*skip_gone"):
+        ledger.put_step_labels("value", values)
+    assert ledger.step_labels(rows, ["value"]) == {}
+    assert ledger.put_step_labels("value", values, skip_gone=True) == (77, 99)
+    assert list(ledger.step_labels([*rows, 77, 99], ["value"])) == [rows[0]]
+    with pytest.raises(InvalidDataError, match="20 steps"):
+        ledger.put_step_labels("value", {rows[1]: np.zeros(80), 77: np.zeros(80)}, skip_gone=True)
+    assert ledger.put_step_labels("value", {77: np.zeros(80)}, skip_gone=True) == (77,)
+
+
+def test_what_is_labelled_after_a_prune_is_heard_of(ledger):
+    rows = [_commit(ledger, fake_episode(SPEC, name, steps=20)[0]) for name in ("e1", "e2")]
+    for row in rows:
+        ledger.put_step_labels("value", {row: np.zeros(20)})
+    found, known = ledger.labelled_since(0, ["value"])
+    assert found == tuple(rows)
+    ledger.prune(["e2"], 70)
+    assert ledger.labelled_since(known, ["value"]) == ((), known)
+    ledger.put_step_labels("value", {rows[0]: np.ones(20)})
+    found, newest = ledger.labelled_since(known, ["value"])
+    assert found == (rows[0],) and newest > known
+
+
 def test_pruning_forgets_what_was_said_of_steps(ledger):
     rows = [_commit(ledger, segment) for name in ("e1", "e2") for segment in fake_episode(SPEC, name)]
     counts = {row: ledger.segments_after(row - 1, 1)[0].steps for row in rows}

@@ -103,6 +103,18 @@ def test_twice_stores_once(exported: Path, other: Buffer) -> None:
     assert import_dataset(other.ledger, other.store, elsewhere).known == 2
 
 
+def test_what_was_pruned_is_left_out_with_the_way_to_have_it_again(exported: Path, other: Buffer) -> None:
+    import_dataset(other.ledger, other.store, exported)
+    gone = other.segments()[0].episode.id
+    other.ledger.prune([gone], 9)
+    again = import_dataset(other.ledger, other.store, exported)
+    assert (again.episodes, again.known) == (0, 1)
+    (left,) = again.left_out
+    assert left.episode == "episode 0" and "forgotten" in left.reason and "--robot NAME" in left.reason
+    anew = import_dataset(other.ledger, other.store, exported, DatasetMapping(robot="anew"))
+    assert (anew.episodes, anew.left_out) == (2, ())
+
+
 def test_an_interrupted_import_goes_on_where_it_stopped(
     buffer: Buffer, other: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

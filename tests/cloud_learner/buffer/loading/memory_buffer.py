@@ -45,7 +45,8 @@ class MemoryBuffer:
     """Ledger and store at once."""
 
     def __init__(self, spec: RobotSpec) -> None:
-        self.spec = spec
+        self.robot = spec
+        self.specs = {spec.hash: spec}
         self.segments: dict[int, Segment] = {}
         """by ledger row, all that live"""
         self.stored: dict[int, Segment] = {}
@@ -59,6 +60,9 @@ class MemoryBuffer:
         self.asked: list[int] = []
         """what `index` was to begin after"""
         self.version = 0
+        self.labels: dict[int, np.ndarray] = {}
+        """the first label asked for, of each step by ledger row"""
+        self._labelled: list[list[int]] = []
         self._row = 0
         self._pruned: list[int] = []
         self._marked: list[int] = []
@@ -83,7 +87,7 @@ class MemoryBuffer:
 
     def until(self, row: int) -> MemoryBuffer:
         """A copy as it was when `row` was the newest."""
-        copy = MemoryBuffer(self.spec)
+        copy = MemoryBuffer(self.robot)
         copy.segments = {r: s for r, s in self.segments.items() if r <= row}
         copy.stored = dict(copy.segments)
         copy.numbers = {
@@ -91,6 +95,21 @@ class MemoryBuffer:
         }
         copy._row = row
         return copy
+
+    def spec(self, spec_hash: str) -> RobotSpec:
+        if spec_hash not in self.specs:
+            raise InvalidDataError(f"robot spec {spec_hash} is unknown.")
+        return self.specs[spec_hash]
+
+    def put_step_labels(self, labels: dict[int, np.ndarray]) -> None:
+        self.labels |= labels
+        self._labelled.append(sorted(labels))
+
+    def step_labels(self, rows: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, np.ndarray]]:
+        return {row: {names[0]: self.labels[row]} for row in rows if row in self.labels}
+
+    def labelled_since(self, revision: int, names: Sequence[str]) -> tuple[tuple[int, ...], int]:
+        return tuple(sorted({row for rows in self._labelled[revision:] for row in rows})), len(self._labelled)
 
     def generation(self) -> int:
         return len(self._pruned)
@@ -105,7 +124,7 @@ class MemoryBuffer:
         return {row: SimpleNamespace(journal=1 if row in self.elsewhere else None) for row in rows}
 
     def index(self, after: int, data_hash: str, limit: int | None = None) -> Index:
-        assert data_hash == self.spec.data_hash
+        assert data_hash == self.robot.data_hash
         self.asked.append(after)
         chosen = [(row, s) for row, s in self.segments.items() if row > after]
         chosen = chosen[:limit]
@@ -262,7 +281,7 @@ class ChaosSampler:
         self.noted = []
         self.refresh(newest_version)
 
-    def refresh(self, newest_version, anew=False):
+    def refresh(self, newest_version):
         self.known = len(self.universe)
         self.version = newest_version
         self.held = [block for block in self.held if not any(self.universe.gone[s] for s in block)]

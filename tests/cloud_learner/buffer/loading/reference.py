@@ -30,7 +30,7 @@ class Reference:
     ) -> None:
         self.buffer, self.target, self.horizon, self.ticks_ahead = buffer, target, horizon, ticks_ahead
         self.max_offset, self.n_step, self.gamma = max_offset, n_step, gamma
-        self.rolled = np.array(rolled or [True] * buffer.spec.state_dim)
+        self.rolled = np.array(rolled or [True] * buffer.robot.state_dim)
         self.steps: dict[tuple[int, int], tuple[Segment, int]] = {}
         known = {row: s for row, s in buffer.segments.items() if row <= newest_row}
         self.readable = {s.id for row, s in known.items() if row not in buffer.damaged}
@@ -139,7 +139,7 @@ class Reference:
         assert list(TASKS)[batch["task"][i]] == segment.episode.task
         assert batch["instructions"][i] == TASKS[segment.episode.task]
         oldest = min((int(times[s]) for times in before.frame_times_ns.values()), default=int(before.times_ns[s]))
-        age = (int(before.times_ns[s]) - oldest) / self.buffer.spec.period_ns + tick - seen
+        age = (int(before.times_ns[s]) - oldest) / self.buffer.robot.period_ns + tick - seen
         np.testing.assert_allclose(batch["frame_age"][at], age, rtol=1e-6)
         for camera in before.frame_times_ns:
             np.testing.assert_array_equal(batch["images"][camera][i], self._picture(number, before, s, camera))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import threading
 
 import msgspec
@@ -89,7 +91,7 @@ class Watched(ReplayDataset):
                 watched.references[plan.number] = watched.now, list(zip(episodes, ticks, strict=True))
                 return plan
 
-        super().__init__(buffer, buffer, buffer.spec, settings, sampler=Noting)
+        super().__init__(buffer, buffer, buffer.robot, settings, sampler=Noting)
         self.made = []
         take = self._builder.take
 
@@ -496,6 +498,127 @@ def test_windows_reach_into_what_was_sealed_in_another_journal_later():
         assert reaches(feed).all()
 
 
+def test_what_was_sealed_between_a_look_at_the_ledger_and_its_loading_is_not_forgotten():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    first, second, third = record(spec, "a", [20, 20, 20], 1)
+    (_, row) = buffer.add(first, second)
+    buffer.elsewhere.add(row)
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        buffer.add(third)
+        feed.refresh()
+        buffer.elsewhere.clear()
+        # until what the new one calls for is loaded
+        for _ in range(feed.config.lead + 1):
+            feed.next()
+        feed.refresh()
+        for _ in range(feed.config.lead):
+            feed.next()
+        before = feed.stats.replaced
+        batches = [copied(feed.next()) for _ in range(10)]
+    assert feed.stats.replaced == before
+    ticks = np.concatenate([batch["tick"] for batch in batches])
+    pads = np.concatenate([batch["action_is_pad"] for batch in batches])
+    assert {tick // 20 for tick in ticks.tolist()} == {0, 1, 2}
+    assert not pads[ticks < 40].any()
+
+
+def test_no_frame_of_what_was_sealed_in_another_journal_later_stays_missing():
+    spec = robot([(16, 16, 2.0)])
+    buffer = MemoryBuffer(spec)
+    segments = record(spec, "e", [20, 20], 5, source="demonstration")
+    rows = buffer.add(*(msgspec.structs.replace(s, actor=np.full(s.steps, HUMAN, np.uint8)) for s in segments))
+    buffer.elsewhere.add(rows[0])
+    with ReplayDataset(buffer, buffer, spec, config(batch=64), sampler=HoldAll) as feed:
+        feed.refresh()
+        seen = {tick for _ in range(20) for tick in feed.next()["tick"].tolist()}
+        assert min(seen) > 20, "the frame that was seen last came with the segment before"
+        buffer.elsewhere.clear()
+        feed.refresh()
+        for _ in range(3):
+            feed.next()
+        before = feed.stats.replaced
+        assert {tick for _ in range(20) for tick in feed.next()["tick"].tolist()} == set(range(40))
+        assert feed.stats.replaced == before
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_becomes_of_other_journals_and_labels_batches_show_what_there_is(seed):
+    rng = np.random.default_rng(seed)
+    spec = robot(CAMERAS["one"])
+    buffer, queue = MemoryBuffer(spec), fleet(spec, episodes=4, seed=seed)
+    options = {"max_offset": int(rng.choice([0, 7]))} if seed % 2 else {"n_step": int(rng.choice([1, 4, 25]))}
+    options |= {"history": int(rng.choice([0, 3])), "labels": ("advantage",)}
+    with Watched(buffer, config(**options), Sampler) as feed:
+        for _ in range(8):
+            rows = buffer.add(*queue[:3])
+            del queue[:3]
+            if rng.random() < 0.7:
+                some = rng.choice(list(buffer.segments), 3)
+                buffer.put_step_labels(
+                    {r: np.float32(rng.normal(size=buffer.segments[r].steps)) for r in some.tolist()}
+                )
+            buffer.elsewhere.update(rows[:2])
+            feed.refresh()
+            for _ in range(int(rng.integers(5))):
+                with contextlib.suppress(CorruptDataError, InvalidDataError):
+                    feed.next()
+            buffer.elsewhere.clear()
+            if rng.random() < 0.5:
+                feed.next()
+            feed.refresh()
+            for _ in range(feed.config.lead):
+                feed.next()
+            steps = {
+                (buffer.numbers[segment.episode.id], segment.first_tick + t): buffer.labels[row][t]
+                for row, segment in buffer.segments.items()
+                for t in range(segment.steps if row in buffer.labels else 0)
+            }
+            for _ in range(3):
+                batch = feed.next()
+                feed.check(batch)
+                drawn = zip(batch["episode"].tolist(), batch["tick"].tolist(), strict=True)
+                due = [steps.get(at, np.nan) for at in drawn]
+                np.testing.assert_array_equal(batch["labels"]["advantage"], np.float32(due))
+
+
+def test_a_window_that_begins_in_the_next_segment_has_the_label_that_was_written_there_last():
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    segments = record(spec, "e", [20, 20], 3, source="demonstration")
+    segments = [msgspec.structs.replace(s, actor=np.full(s.steps, HUMAN, np.uint8)) for s in segments]
+    first, second = buffer.add(*segments)
+    settings = config(horizon=4, batch=64, max_offset=6, labels=("advantage",))
+    with ReplayDataset(buffer, buffer, spec, settings) as feed:
+        buffer.put_step_labels({first: np.zeros(20, np.float32), second: np.zeros(20, np.float32)})
+        feed.refresh()
+        for _ in range(5):
+            feed.next()
+        buffer.put_step_labels({second: np.ones(20, np.float32)})
+        feed.refresh()
+        for _ in range(3):
+            feed.next()
+        for _ in range(10):
+            batch = feed.next()
+            assert np.array_equal(batch["labels"]["advantage"], batch["tick"] >= 20)
+
+
+@pytest.mark.parametrize("why", ["damaged", "elsewhere"])
+def test_what_has_labels_and_cannot_be_read_is_left_out_like_anything_else(why):
+    spec = robot([])
+    buffer = MemoryBuffer(spec)
+    rows = buffer.add(*record(spec, "a", [20, 20], 1), *record(spec, "b", [20], 2))
+    buffer.put_step_labels({row: np.full(20, row, np.float32) for row in rows})
+    getattr(buffer, why).add(rows[1])
+    with ReplayDataset(buffer, buffer, spec, config(batch=64, labels=("advantage",)), sampler=HoldAll) as feed:
+        feed.refresh()
+        found = {label for _ in range(10) for label in feed.next()["labels"]["advantage"].tolist()}
+        assert found == {rows[0], rows[2]}
+        assert feed.stats.replaced > 0
+
+
 def test_what_is_in_memory_stays_though_it_cannot_be_read_again_when_more_of_its_episode_comes():
     spec = robot(CAMERAS["one"])
     buffer = MemoryBuffer(spec)
@@ -539,6 +662,42 @@ def test_a_cache_that_is_too_small_says_so_and_is_never_exceeded():
         with pytest.raises(ConfigError, match="cache_bytes"):
             feed.next()
         assert feed.stats.bytes <= 30_000
+
+
+def test_what_the_error_says_is_enough_is_enough():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    buffer.add(*record(spec, "e0", [39] * 3, 1, source="demonstration"), *record(spec, "e1", [39] * 3, 2))
+    feed = ReplayDataset(buffer, buffer, spec, config(cache_bytes=45_000))
+    with feed, pytest.raises(ConfigError, match="memory of 45000 bytes") as caught:
+        feed.refresh()
+    (enough,) = re.findall(r"Set cache_bytes to at least (\d+)", str(caught.value))
+    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=int(enough))) as feed:
+        feed.refresh()
+        for _ in range(20):
+            feed.next()
+
+
+def test_what_is_too_large_for_the_cache_is_left_out_and_what_was_there_goes_on():
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=60_000, batch=32)) as feed:
+        buffer.add(*record(spec, "large", [200], 1, source="demonstration"))
+        with pytest.raises(ConfigError, match="cache_bytes"):
+            feed.refresh()
+    buffer = MemoryBuffer(spec)
+    with ReplayDataset(buffer, buffer, spec, config(cache_bytes=60_000, batch=32)) as feed:
+        for e in range(4):
+            buffer.add(*record(spec, f"e{e}", [20], e, source="demonstration"))
+        feed.refresh()
+        feed.next()
+        buffer.add(*record(spec, "large", [200], 9, source="demonstration"))
+        with pytest.raises(ConfigError, match="Set cache_bytes to at least"):
+            feed.refresh()
+        assert {int(e) for _ in range(30) for e in feed.next()["episode"]} == {1, 2, 3, 4}
+        buffer.add(*record(spec, "small", [20], 10, source="demonstration"))
+        feed.refresh()
+        assert {int(e) for _ in range(60) for e in feed.next()["episode"]} == {1, 2, 3, 4, 6}
 
 
 @pytest.mark.parametrize("cameras", ["one", "two shapes"])
@@ -601,6 +760,43 @@ def test_damage_that_the_ledger_learns_of_later_takes_neighbours_back():
             feed.check(feed.next())
 
 
+def test_what_was_pruned_before_its_turn_came_is_no_damage(caplog):
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    for e in range(6):
+        buffer.add(*record(spec, f"e{e}", [20], e, source="demonstration"))
+    with caplog.at_level(logging.ERROR), ReplayDataset(buffer, buffer, spec, config(lead=8)) as feed:
+        feed.refresh()
+        feed.next()
+        for row in list(buffer.segments)[1:]:
+            buffer.prune(f"e{row - 1}")
+            del buffer.stored[row]
+        feed.refresh()
+        for _ in range(20):
+            feed.next()
+        assert feed.stats.replaced > 0
+        assert feed.stats.damaged == 0
+    assert not caplog.records
+
+
+def test_what_is_found_damaged_while_it_is_in_memory_is_not_said_to_be_left_out(caplog):
+    spec = robot(CAMERAS["one"])
+    buffer = MemoryBuffer(spec)
+    first, second = record(spec, "a", [20, 20], 1)
+    rows = buffer.add(first)
+    with caplog.at_level(logging.ERROR), ReplayDataset(buffer, buffer, spec, config(), sampler=HoldAll) as feed:
+        feed.refresh()
+        feed.next()
+        buffer.damaged.update(rows)
+        buffer.add(second)
+        feed.refresh()
+        for _ in range(10):
+            feed.next()
+        assert (feed.stats.segments, feed.stats.damaged) == (2, 0)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "ledger row 1 cannot be read again" in said and "stays in training: it is damaged" in said
+
+
 # --- what it tells ----------------------------------------------------------------------------------------------------
 
 
@@ -618,6 +814,21 @@ def test_fresh_segments_are_not_read_again():
         assert buffer.reads == []
         assert feed.stats.from_gateway >= 4
         assert feed.stats.loaded == 4
+
+
+def test_fresh_segments_of_a_robot_with_other_limits_are_taken():
+    spec = robot(CAMERAS["one"])
+    wider = msgspec.structs.replace(spec.action[0], high=spec.action[0].high + 1)
+    other = msgspec.structs.replace(spec, action=(wider, *spec.action[1:]))
+    assert (other.hash != spec.hash) and other.data_hash == spec.data_hash
+    buffer = MemoryBuffer(spec)
+    buffer.specs[other.hash] = other
+    with ReplayDataset(buffer, buffer, spec, config(), sampler=HoldAll) as feed:
+        for segment in record(other, "e", [10, 10], 0):
+            feed.submit(*buffer.add(segment), segment)
+        feed.refresh()
+        feed.next()
+        assert buffer.reads == []
 
 
 def test_fresh_segments_take_no_more_than_they_may():
@@ -704,13 +915,14 @@ def test_two_ranks_share_the_episodes():
     assert len(there) > 8
     drawn = []
     for rank in range(2):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=2.0)) as feed:
+        # enough for episodes of a single step that may be drawn
+        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=8.0)) as feed:
             feed.refresh()
             batches = 0
             while not feed.ahead_of_data:
                 feed.next()
                 batches += 1
-            assert batches == -(-int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
+            assert batches == -(-4 * int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
             assert (feed.finished("online"), feed.finished("demonstration")) == (6, 3), "of both"
             drawn.append(feed.drawn_episodes())
     assert drawn[0] | drawn[1] == there

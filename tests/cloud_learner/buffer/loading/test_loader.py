@@ -36,7 +36,7 @@ def layout(spec=SPEC, lookahead=5, **options) -> Layout:
 
 def load(buffer, job, plan=None):
     """What came of a job, its records by row, all frames, and how many were written."""
-    plan = plan or layout(buffer.spec)
+    plan = plan or layout(buffer.robot)
     arena = FrameCache(plan.shapes, 10_000_000)
     frames = [arena.frames(shape) for shape in range(len(plan.shapes))]
     asked = []
@@ -144,7 +144,7 @@ def test_what_is_wrong_with_a_block_is_said():
         ),
     )
     assert [s.request.row for s in loaded.segments] == [1, 3]
-    assert loaded.missing == {2: "it is damaged", 99: "it is not there (any more, or not yet)"}
+    assert loaded.damaged == {2: "it is damaged"}, "99 was pruned"
     # what follows ends where the damage begins
     assert len(records[1]) == 20
     assert loaded.unreadable.keys() == {3} and loaded.unreadable[3] >= 2

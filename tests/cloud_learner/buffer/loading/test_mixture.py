@@ -19,7 +19,7 @@ SHARES = {"arm": 0.5, "base": 0.2, "hand": 0.3}
 
 
 def mixture(buffers):
-    datasets = {name: ReplayDataset(b, b, b.spec, config(batch=4, seed=3)) for name, b in buffers.items()}
+    datasets = {name: ReplayDataset(b, b, b.robot, config(batch=4, seed=3)) for name, b in buffers.items()}
     return DatasetMixture(datasets, SHARES)
 
 
@@ -28,7 +28,7 @@ def buffers():
     found = {name: MemoryBuffer(spec) for name, spec in SPECS.items()}
     for number, (name, buffer) in enumerate(found.items()):
         if name != "hand":
-            buffer.add(*record(buffer.spec, f"{name}-e", [20, 20], number))
+            buffer.add(*record(buffer.robot, f"{name}-e", [20, 20], number))
     return found
 
 
@@ -43,7 +43,7 @@ def test_each_robot_gets_its_share_of_the_batches_and_its_own_shapes(buffers):
     names = Counter(mixed.next()[0] for _ in range(70))
     assert names == {"arm": 50, "base": 20}, "who has no data leaves its share to the others"
     assert mixed.shares == pytest.approx({"arm": 5 / 7, "base": 2 / 7, "hand": 0.0})
-    buffers["hand"].add(*record(buffers["hand"].spec, "hand-e", [20], 9))
+    buffers["hand"].add(*record(buffers["hand"].robot, "hand-e", [20], 9))
     mixed.refresh()
     names = Counter()
     for _ in range(100):

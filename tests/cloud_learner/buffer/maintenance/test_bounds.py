@@ -48,6 +48,10 @@ def _kept(local):
     return {row.id for row in local.ledger.episodes(limit=1000)}
 
 
+def _sealed(local):
+    return [shard for shard in local.ledger.shards() if shard.state == "sealed"]
+
+
 def _full(*_args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -83,6 +87,36 @@ def test_the_oldest_are_forgotten_and_their_room_given_back(local):
     thread.step()
     assert _kept(local) == {"e2", "e3"}
     local.check(rows[2] + rows[3])
+
+
+@pytest.mark.parametrize("error", [DiskFullError, StorageError, RuntimeError])
+def test_the_bounds_are_kept_though_nothing_can_be_sealed_or_cleaned(local, monkeypatch, caplog, error):
+    clock = ManualClock(1000)
+    for n in range(3):
+        _practice(local, f"e{n}")
+        seal(local.store, 2000, force=True)
+    rows = _practice(local, "e3")
+    size = local.ledger.episode("e0").bytes
+    thread = _thread(local, Retention(max_bytes=2 * size, quarantine_bytes=0), clock)
+    local.store.quarantine.put("bad/0", b"refused", "why", "r1")
+    with monkeypatch.context() as patch:
+        patch.setattr(local.store.objects, "put", lambda *_: _raise(error("no shard can be written")))
+        patch.setattr(local.store, "clean", lambda: _raise(error("nothing can be removed")))
+        patch.setattr(shutil, "disk_usage", lambda path: namedtuple("usage", "total used free")(100, 100, 0))
+        thread.step()
+        assert "no shard can be written" in caplog.text
+        assert _kept(local) == {"e2", "e3"} and [shard.number for shard in _sealed(local)] == [2]
+        assert local.store.quarantine.entries() == [] and "vla-fleet buffer prune" in caplog.text
+        # the next one begins by removing what that one left
+        rows += _practice(local, "e4")
+        clock.advance(61 * 10**9)
+        thread.step()
+        assert "nothing can be removed" in caplog.text
+        assert _kept(local) == {"e3", "e4"} and _sealed(local) == []
+    while thread.step():
+        pass
+    assert "journal" not in [local.where()[row] for row in rows]
+    local.check(rows)
 
 
 def test_human_data_that_fills_the_budget_is_said_once(local, caplog):
@@ -154,6 +188,16 @@ def test_a_round_looks_at_no_shard_that_is_full(local, monkeypatch):
     monkeypatch.setattr(local.ledger, "shards", count)
     assert compact_one(local.store, 3000, set()) is None
     assert asked == [0] and len(shards()) == 1
+
+
+def test_within_its_sizes_no_episode_is_looked_at(local, monkeypatch):
+    _practice(local, "e0")
+    size = local.ledger.episode("e0").bytes
+    kept, asked = local.ledger.kept_episodes, []
+    monkeypatch.setattr(local.ledger, "kept_episodes", lambda: asked.append(1) or kept())
+    later = time.time_ns() + LATER_NS
+    assert upkeep.prune(local.ledger, Retention(max_bytes=size + 1), later).episodes == 0 and asked == []
+    assert upkeep.prune(local.ledger, Retention(max_bytes=size - 1), later).episodes == 1 and asked == [1]
 
 
 # --- in short pieces --------------------------------------------------------------------------------------------------
@@ -278,6 +322,22 @@ def test_a_disk_that_fills_while_compacting_leaves_the_old_shards(local, monkeyp
     local.check()
 
 
+def test_what_is_dead_goes_before_anything_is_written(local, monkeypatch):
+    rows = []
+    for n in range(3):
+        rows += _practice(local, f"e{n}")
+        seal(local.store, 2000, force=True)
+    local.ledger.prune(["e0"], 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _full)
+        with pytest.raises(DiskFullError, match="no space left for"):
+            compact_one(local.store, 3000, set())
+    # or nothing on the disk would ever make room for what is to be written
+    assert [shard.number for shard in _sealed(local)] == [1, 2]
+    assert shard_key(OTHER.hash, 0) not in set(local.store.objects.list())
+    local.check([row for row in rows if row in local.ledger.places(rows)])
+
+
 def _raise(error):
     raise error
 
@@ -287,8 +347,8 @@ def test_the_thread_goes_on_when_the_disk_has_room_again(local, monkeypatch, cap
     thread = _thread(local)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", _full)
-        with pytest.raises(StorageError):
-            thread.step()
+        thread.step()
+        assert "no space left" in caplog.text and "journal" in local.where().values()
     thread.step()
     assert "journal" not in local.where().values()
     local.check()

@@ -11,7 +11,7 @@ from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.maintenance import Retention
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.shard import SHARD_BYTES, shard_key
-from tests.cloud_learner.buffer.stored import OTHER, SPEC, as_zarr
+from tests.cloud_learner.buffer.stored import OTHER, SPEC, as_zarr, break_sector
 from tests.cloud_learner.buffer.synthetic import same_segment
 from wire.errors import StorageError
 
@@ -24,9 +24,10 @@ def _force(buffer):
     return seal(buffer.store, 2000, force=True)
 
 
-def _key(buffer, spec):
-    """The object of the newest shard."""
-    return shard_key(spec.hash, max(shard.number for shard in buffer.ledger.shards(spec.hash)))
+def _key(buffer, spec, number=None):
+    """The object of a shard, by default of the newest one."""
+    newest = max(shard.number for shard in buffer.ledger.shards(spec.hash))
+    return shard_key(spec.hash, newest if number is None else number)
 
 
 def _whole(buffer):
@@ -50,6 +51,44 @@ def test_a_whole_buffer_has_nothing_to_say(buffer):
     ledger, reader = buffer.place.open_reader()
     assert list(upkeep.verify(reader)) == []
     ledger.close()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_bad_sector_costs_what_lies_on_it_alone(local, monkeypatch, sealed):
+    rows = []
+    for n in range(3):
+        rows += local.add_episode(f"e{n}", OTHER, steps=400, segment_steps=100)
+        if sealed:
+            _force(local)
+    place = local.ledger.places(rows)[rows[5]]
+    path = local.store.objects.root / _key(local, OTHER, 1) if sealed else local.place.journal / "00000001.journal"
+    break_sector(monkeypatch, path, place.offset + 100, place.offset + 101)
+    damaged = local.store.read(rows).damaged
+    # the records of a shard are packed together, those of the journal are not
+    assert set(damaged) == (set(rows[4:8]) if sealed else {rows[5]})
+    assert all(f"{path} cannot be read: the disk has a bad sector" in reason for reason in damaged.values())
+    assert all("verify --repair" in reason for reason in damaged.values())
+    whole = [row for row in rows if row not in damaged]
+    local.check(whole)
+    assert {finding.row for finding in _whole(local) if finding.row} == set(damaged)
+    assert {finding.row for finding in upkeep.verify(local.store, repair=True) if finding.row} == set(damaged)
+    assert _whole(local) == [] and local.ledger.damaged_segments() == len(damaged)
+    assert _force(local).segments == (0 if sealed else len(whole))
+    local.check(whole)
+
+
+def test_a_bad_sector_in_the_journal_keeps_no_other_from_being_sealed(local, monkeypatch, caplog):
+    rows = local.add_episode("e0", OTHER, steps=400, segment_steps=100)
+    at = local.ledger.places(rows)[rows[1]].offset
+    path = local.place.journal / "00000001.journal"
+    with monkeypatch.context() as patch:
+        break_sector(patch, path, at, at + 1)
+        assert _force(local).segments == 3 and "bad sector" in caplog.text
+    local.check([rows[0], *rows[2:]])
+    # what can be read of the disk again is still there
+    local.store.close()
+    upkeep.drop_dead(local.store)
+    assert path.exists()
 
 
 @pytest.mark.slow

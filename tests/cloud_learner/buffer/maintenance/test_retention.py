@@ -28,6 +28,15 @@ def test_nothing_is_forgotten_unasked() -> None:
     assert gone(Retention(), episode("a"), episode("b", 9999)) == ""
 
 
+def test_below_all_sizes_nothing_can_go_unless_age_or_outcome_says_so() -> None:
+    sizes = Retention(
+        max_bytes=1000, by_task={"push": Bound(max_bytes=500)}, by_source={"online": Bound(max_bytes=700)}
+    )
+    assert [sizes.may_forget(size) for size in (0, 499, 500, 1000)] == [False, False, True, True]
+    assert Retention(max_age_s=1).may_forget(0) and Retention(drop_outcomes=("failure",)).may_forget(0)
+    assert Retention(by_source={"online": Bound(max_age_s=1)}).may_forget(0)
+
+
 def test_human_data_goes_last_and_only_when_it_may() -> None:
     some = (
         episode("demo", source="demonstration"),
@@ -47,8 +56,26 @@ def test_human_data_that_fills_the_budget_alone_is_said() -> None:
     some = (episode("helped", human_steps=3, bytes=10**9), episode("p"))
     assert Retention(max_bytes=2e9).warning(some) == Retention().warning(some) == ""
     kept = Retention(max_bytes=5e8).warning(some)
-    assert "fill the buffer's 500 MB alone: nothing else stays. Raise max_bytes, or let" in kept
-    assert "the oldest of them go" in Retention(max_bytes=1, keep_human=False, keep_demonstrations=False).warning(some)
+    assert "fill the 500 MB of the buffer alone: nothing else stays there. Raise max_bytes, or let" in kept
+    assert "the oldest of them go there. Raise max_bytes." in Retention(
+        max_bytes=1, keep_human=False, keep_demonstrations=False
+    ).warning(some)
+
+
+def test_human_data_that_fills_the_budget_of_a_task_or_a_source_is_said() -> None:
+    some = (episode("helped", human_steps=3, bytes=10**9), episode("p"), episode("other", task="lift", bytes=10**9))
+    full = Bound(max_bytes=5e8)
+    assert "fill the 500 MB of task 'push' alone" in Retention(by_task={"push": full, "lift": full}).warning(some)
+    assert "fill the 500 MB of source 'online' alone" in Retention(by_source={"online": full}).warning(some)
+    both = Retention(max_bytes=1e9, by_task={"push": full}).warning(some)
+    assert "fill the 500 MB of task 'push' and the 1000 MB of the buffer alone" in both
+    assert Retention(by_task={"lift": full}, by_source={"evaluation": full}).warning(some) == ""
+
+
+def test_people_are_not_named_where_they_push_nothing_out() -> None:
+    assert Retention(max_bytes=0).warning([episode("p")]) == Retention(max_bytes=0).warning([]) == ""
+    demos = Retention(by_source={"demonstration": Bound(max_bytes=1)}, keep_human=False, keep_demonstrations=False)
+    assert demos.warning([episode("d", source="demonstration")]) == ""
 
 
 def test_some_of_each_task_stay() -> None:
@@ -80,6 +107,8 @@ def test_outcomes_and_an_episode_that_runs() -> None:
         episode("bad", outcome="failure"),
         episode("runs", 0.01, outcome=""),
         episode("left", 1, outcome=""),
+        # the wall clock was set back by a day
+        episode("runs on", -1, outcome=""),
     )
     assert gone(Retention(drop_outcomes=("failure",)), *some) == "bad"
     assert gone(Retention(max_bytes=0, keep_outcomes=("success",)), *some) == "bad left"

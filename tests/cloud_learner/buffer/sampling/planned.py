@@ -165,19 +165,27 @@ class Reader:
 def due_of(sampler: Sampler) -> np.ndarray:
     """float64[runs]: the due probability that a draw is one given eligible step of each run that is known.
 
-    As of the last refresh; times `run_count` it sums to 1, but for the runs that the newest steps begin within.
+    As of the last refresh; times `run_count` it sums to 1.
     """
     known, target = sampler._known, sampler._target
-    shares = strata_shares(target.mix, known.index.tasks, sampler._mass, sampler._losses)
+    index = known.index
+    shares = strata_shares(target.mix, index.tasks, sampler._mass, sampler._losses)
+    mass, task = known.weight * index.run_count[: len(known.weight)], index.task[index.run_segment[: len(known.weight)]]
+    online = index.online[index.run_segment[: len(known.weight)]]
     found = np.zeros(len(known.weight))
-    for number, stratum in enumerate(sampler._strata):
-        task, online = divmod(number, 2)
-        runs, newest = stratum.eligible.runs, sampler._recent.get(task)
-        part = shares[task, online] * (1 - target.recent.share if newest else 1.0)
-        if len(runs):
-            found[runs] += part * known.weight[runs] / stratum.eligible.mass
-        if newest and online:
-            found[newest.runs] += target.recent.share * shares[task].sum() * known.weight[newest.runs] / newest.mass
+    for number, share in enumerate(shares):
+        parts = [(task == number) & (online == part) & (share[part] > 0) for part in (0, 1)]
+        of_task = np.flatnonzero((parts[0] | parts[1]) & (mass > 0))
+        if not len(of_task):
+            continue
+        # whole segments, from the one with the step that makes them enough
+        above = np.cumsum(index.run_count[of_task][::-1])[::-1]
+        oldest = of_task[max(0, int((above >= target.recent.newest).sum()) - 1)]
+        newest = of_task[index.run_segment[of_task] >= index.run_segment[oldest]]
+        recent = target.recent.share
+        for part, here in enumerate(parts):
+            found[here] += share[part] * (1 - recent) * known.weight[here] / max(mass[here].sum(), 1e-300)
+        found[newest] += recent * share.sum() * known.weight[newest] / mass[newest].sum()
     return found
 
 

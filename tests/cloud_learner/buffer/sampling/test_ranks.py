@@ -30,8 +30,8 @@ class Rank:
         self.reader = Reader(self.index, cost, budget)
 
     def follow(self, book: Book, version: int = 1) -> None:
-        gone = book.follow(self.index)
-        self.sampler.refresh(version, anew=bool(len(gone)))
+        book.follow(self.index)
+        self.sampler.refresh(version)
 
     def next(self) -> BatchPlan | None:
         """None while there is no step to learn from."""
@@ -54,6 +54,12 @@ def ranks(book: Book, world: int, target: SamplingDistribution | None = None, bu
 
 def strata_of(index: SegmentIndex, segments: np.ndarray) -> np.ndarray:
     return 2 * index.task[segments] + index.online[segments]
+
+
+def positive(rank: Rank) -> np.ndarray:
+    """bool[runs] that may be drawn by whoever has them."""
+    known = rank.sampler._known
+    return known.weights_at(np.arange(len(known.weight)), known.watermark, known.newest_version) > 0
 
 
 def parted(index: SegmentIndex, eligible: np.ndarray) -> list[set[int]]:
@@ -81,7 +87,7 @@ def test_every_rank_has_a_batch_as_soon_as_any_has_and_only_of_its_own_where_eac
         for one in group:
             one.follow(book)
         index = group[0].index
-        with_data = [parted(one.index, one.sampler._known.weight > 0) for one in group]
+        with_data = [parted(one.index, positive(one)) for one in group]
         assert all(here == with_data[0] for here in with_data), "ranks agree on who has what"
         for rank, one in enumerate(group):
             for _ in range(3):

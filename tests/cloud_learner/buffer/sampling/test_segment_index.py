@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_neighbours_are_found_whoever_comes_first_and_only_where_ticks_adjoin():
     # 0 -> 1 -> 2 -> 3 in the episode are segments 1, 3, 0, 4; segment 2 (index 4) does not adjoin: 21 is not 99
     assert universe.following.tolist() == [4, 3, -1, 0, -1]
     assert universe.previous.tolist() == [3, -1, -1, 1, 0]
+
+
+def test_segments_that_came_in_any_order_are_joined():
+    for order in itertools.permutations(range(4)):
+        book = Book()
+        universe, number = book.universe(), book.episode("a")
+        for index in order:
+            book.segment(number, [(2, POLICY, 1)], at=(index, 2 * index))
+            universe.extend(book.index(universe.watermark))
+        at = np.argsort(order)
+        assert universe.following[at].tolist() == [*at[1:].tolist(), -1], order
+        assert universe.previous[at].tolist() == [-1, *at[:-1].tolist()], order
 
 
 def test_growing_in_any_parts_gives_the_same_universe():
@@ -203,12 +216,20 @@ def test_a_segment_is_not_joined_to_one_that_is_gone():
     assert universe.previous.tolist() == universe.following.tolist() == [-1, -1]
 
 
-def test_only_episodes_that_go_on_are_waited_for():
-    universe = SegmentIndex(("a",))
-    universe.extend(large_index(0, 300))
-    assert not universe._no_following and not universe._no_previous
-    universe.extend(large_index(300, 1))
-    assert len(universe._no_following) == 1
+def test_the_segments_of_an_episode_are_found_among_those_of_others():
+    rng = np.random.default_rng(4)
+    book = Book()
+    numbers = [book.episode("a") for _ in range(9)]
+    universe = book.universe()
+    for _ in range(20):
+        for number in rng.choice(numbers, int(rng.integers(0, 7))).tolist():
+            book.segment(number, [(2, POLICY, 1)] * int(rng.integers(0, 3)))
+        universe.extend(book.index(universe.watermark))
+    some = np.array([0, 3, 5])
+    assert universe.members(some).tolist() == np.flatnonzero(np.isin(universe.episode, some)).tolist()
+    assert universe.members(some[:0]).tolist() == []
+    runs = universe.runs_of(universe.members(some))
+    assert runs.tolist() == np.flatnonzero(np.isin(universe.run_segment, universe.members(some))).tolist()
 
 
 def test_an_outcome_that_came_later_is_not_known_earlier():
@@ -280,7 +301,7 @@ def test_it_takes_in_what_a_ledger_answers(ledger_place):
         assert (universe.steps[plan.segments] > plan.offsets).all()
         ledger.prune(["kept"], 5)
         assert universe.forget(*ledger.gone_since(0)).tolist() == [0, 1, 2]
-        sampler.refresh(1, anew=True)
+        sampler.refresh(1)
         assert set(sampler.next().segments.tolist()) == {3}
 
 

@@ -124,12 +124,40 @@ def test_a_prune_takes_from_memory_what_is_gone_and_nothing_else(ratio):
     gone = set(np.flatnonzero(reader.universe.episode == 7).tolist())
     book.prune({8})
     assert set(book.follow(reader.universe).tolist()) == gone
-    sampler.refresh(1, anew=True)
+    sampler.refresh(1)
     plan = sampler.next()
     reader.carry_out(plan, 64)
     assert not gone & reader.loaded
     assert len(before - gone - reader.loaded) <= 2, "but for segments whose draws were done"
     assert reader.loads - loads <= 64 // 20 + 2 if ratio < 1 else reader.loads == loads
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
+@pytest.mark.parametrize("event", ["prune", "damage", "replace"])
+def test_what_leaves_in_the_middle_of_an_epoch_changes_nothing_for_what_stays(event, ratio):
+    """Episodes pruned, or a segment of theirs damaged, or the oldest pruned and another recorded: a bounded buffer."""
+    book = episodes_of([[40, 40]] * 100)
+    sampler, reader = made(book, ratio, batch=32)
+    universe, batches = reader.universe, 100 * 80 // 32
+    for number in range(batches):
+        if number % 25 == 12:
+            episode = 1 + number // 25
+            if event == "damage":
+                book.damage({2 * episode})
+            else:
+                book.prune({episode})
+            if event == "replace":
+                book.record([40, 40], "a")
+            assert len(book.follow(universe)) == (1 if event == "damage" else 2)
+            sampler.refresh(1)
+        reader.carry_out(sampler.next(), 32)
+    stayed = np.flatnonzero(~universe.gone[:200])
+    assert len(stayed) == (190 if event == "damage" else 180)
+    drawn = np.bincount([s for s, _ in reader.drawn.elements()], minlength=len(universe))[stayed]
+    even = np.full(len(stayed), 1 / len(stayed))
+    independent = np.random.default_rng(1).multinomial(drawn.sum(), even)
+    assert drawn.min() > 20, "no episode is passed over, for 40 draws were due to each segment"
+    assert deviation(drawn, even) < 0.75 * deviation(independent, even)
 
 
 @pytest.mark.parametrize("ratio", [0.3, 10.0])

@@ -1,6 +1,7 @@
 import errno
 import os
 import socket
+import time
 
 import pytest
 
@@ -123,6 +124,12 @@ def test_a_store_that_is_silent_is_given_up_and_named(monkeypatch):
         monkeypatch.setenv("AWS_REGION", "us-east-1")
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
         objects = RemoteObjects("s3://fleet/prefix", timeout_s=0.1)
+        patient = RemoteObjects("s3://fleet/prefix", timeout_s=0.5)
+        began = time.monotonic()
+        with pytest.raises(StorageError, match="Check the network"):
+            patient.get("a")
+        # a whole request may last six seconds, but none in which nothing comes
+        assert time.monotonic() - began < 4
         for call in (lambda: objects.get("a"), lambda: objects.read([("a", 5, 9)]), lambda: objects.put("a", b"1")):
             with pytest.raises(StorageError, match=r"s3://fleet/prefix/a.*Check the network and AWS_ENDPOINT_URL"):
                 call()

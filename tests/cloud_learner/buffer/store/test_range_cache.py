@@ -135,6 +135,19 @@ def test_what_was_read_is_not_fetched_again_by_anybody(remote, reader, requests)
     assert len(requests.pop()) == 4
 
 
+def test_shards_of_an_object_store_are_asked_for_together(remote, reader, monkeypatch):
+    read, asked = reader.objects.read, []
+
+    def watched(spans, cached=True):
+        asked.append({key for key, _, _ in spans})
+        return read(spans, cached)
+
+    monkeypatch.setattr(reader.objects, "read", watched)
+    remote.check(store=reader)
+    # the indices, then the records: each request takes its time
+    assert len(asked) == 2 and asked[0] == asked[1] == {shard_key(OTHER.hash, 0), shard_key(SPEC.hash, 0)}
+
+
 def test_what_is_kept_is_read_while_the_store_does_not_answer(remote, reader, requests):
     remote.check([1, 2], reader)
     requests.down = True
