@@ -149,7 +149,7 @@ export class Card {
     this.takeOver.disabled = control === "other" || lost || stopped || robot.ready || Boolean(robot.not_drivable);
     this.takeOver.title = robot.not_drivable ? `Cannot be driven from here: ${robot.not_drivable}.` : "";
     this.handBack.hidden = !(mine || control === "dropped");
-    this.stop.hidden = stopped;
+    this.stop.hidden = robot.mode === "estop"; // as the robot shows it: one that moves on can be stopped again
     this.start.hidden = !robot.ready;
     this.start.disabled = control === "other" || lost;
     this.drawStops(robot.stops);
