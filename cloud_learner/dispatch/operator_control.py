@@ -160,7 +160,9 @@ class OperatorControl:
         if not state.stops:
             raise RejectedError(f"release_estop: '{robot}' is {state}.")
         if stop not in state.stops:
-            raise RejectedError(f"release_estop: '{stop}' is no stop of '{robot}', which is {state}. Name one of those.")
+            raise RejectedError(
+                f"release_estop: '{stop}' is no stop of '{robot}', which is {state}. Name one of those."
+            )
         claim = self._claims[robot]
         claim.stops.release(stop, now_ns)
         self._follow_stops(robot, claim, now_ns)
