@@ -22,7 +22,10 @@ def announce_host(run_directory: Path, home: Path) -> None:
         link.symlink_to(home.resolve())
 
 
-def announced_hosts(parent: Path | None = None) -> dict[Path, Path]:
-    """The socket of each host on this computer, by the robot's own directory, whose name is the robot's."""
+def announced_hosts(parent: Path | None = None) -> list[tuple[Path, Path]]:
+    """(the robot's own directory, whose name is the robot's; the host's socket) of each on this computer.
+
+    Those of robots that were killed may be among them.
+    """
     links = (directory / _HOME for directory in run_directories(parent))
-    return {link.readlink(): link.with_name(HOST) for link in links if link.is_symlink()}
+    return [(link.readlink(), link.with_name(HOST)) for link in links if link.is_symlink()]
