@@ -36,7 +36,7 @@ class LocalRobot(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return self.home.name
 
-    def tell(self, order: StopOrder) -> StopState:
+    def give_order(self, order: StopOrder) -> StopState:
         """What follows from `order`. Raises `RobotError` when no host answers in time."""
         problem = RobotError(f"no edge of robot '{self.name}' runs on this computer.")
         for host in self.hosts:
@@ -90,7 +90,7 @@ def stop_robots(robots: list[LocalRobot], say: Callable[[str], None]) -> int:
     def one(robot: LocalRobot) -> tuple[bool, str]:
         begun_s = time.monotonic()
         try:
-            state = robot.tell(StopOrder("stop", stop, WHO))
+            state = robot.give_order(StopOrder("stop", stop, WHO))
         except RobotError as error:
             return False, f"{robot.name}: NOT STOPPED: {error} {_kept(robot, stop)} IF IT MOVES, CUT ITS POWER."
         took_ms = 1e3 * (time.monotonic() - begun_s)
@@ -106,13 +106,13 @@ def release_robots(robots: list[LocalRobot], stop: str, say: Callable[[str], Non
     """Take back one stop of `robots`, or `ALL`; the exit status."""
 
     def one(robot: LocalRobot) -> tuple[bool, str]:
-        state = robot.tell(StopOrder("ask"))
+        state = robot.give_order(StopOrder("ask"))
         for each in state.stops if stop == ALL else {stop} & state.stops.keys():
-            state = robot.tell(StopOrder("release", each, WHO))
+            state = robot.give_order(StopOrder("release", each, WHO))
         return True, f"{robot.name}: {state}"
 
     if stop != ALL:
-        states = {robot.name: robot.tell(StopOrder("ask")) for robot in robots}
+        states = {robot.name: robot.give_order(StopOrder("ask")) for robot in robots}
         if not any(stop in state.stops for state in states.values()):
             raise RejectedError(f"nobody has made a stop '{stop}': {_listed(states.items())}.")
     return _each(robots, one, say)
@@ -122,10 +122,10 @@ def start_robots(robots: list[LocalRobot], say: Callable[[str], None]) -> int:
     """Let `robots` whose stops are all released move again; the exit status."""
 
     def one(robot: LocalRobot) -> tuple[bool, str]:
-        before = robot.tell(StopOrder("ask"))
+        before = robot.give_order(StopOrder("ask"))
         if not before.ready:
             return not before.stops, f"{robot.name}: {before}{'; not started' if before.stops else ''}"
-        after = robot.tell(StopOrder("start", who=WHO))
+        after = robot.give_order(StopOrder("start", who=WHO))
         return after.free, f"{robot.name}: {'started' if after.free else after}"
 
     return _each(robots, one, say)
