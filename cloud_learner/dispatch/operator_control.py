@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cloud_learner.dispatch.requests import same_key
+from cloud_learner.dispatch.requests import MAX_NAME_LENGTH, same_key
 from cloud_learner.dispatch.robot_stops import BESIDE, RobotStops
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
 from hal.resource.lease import ESTOP, Leases, Priority
@@ -160,9 +160,7 @@ class OperatorControl:
         if not state.stops:
             raise RejectedError(f"release_estop: '{robot}' is {state}.")
         if stop not in state.stops:
-            raise RejectedError(
-                f"release_estop: '{stop}' is no stop of '{robot}', which is {state}. Name one of those."
-            )
+            raise RejectedError(f"release_estop: '{stop[:MAX_NAME_LENGTH]}' is no stop of '{robot}'. It is {state}.")
         claim = self._claims[robot]
         claim.stops.release(stop, now_ns)
         self._follow_stops(robot, claim, now_ns)

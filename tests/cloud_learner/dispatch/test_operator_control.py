@@ -444,7 +444,7 @@ def test_who_stopped_a_robot_releases_it_by_another_line_and_nobody_else_does(ha
     refused = hall.ask(other, mine).refused
     assert "is the stop of 'teleoperator@4', not of 'teleoperator-2'. Release it at the page" in refused
     refused = hall.ask(again, OperatorCommand("robot-0", "release_estop")).refused
-    assert "is stopped by teleoperator@4 (teleoperator-a). Name one of those." in refused
+    assert "It is stopped by teleoperator@4 (teleoperator-a)." in refused
     number = hall.gateway._dispatcher.leases.all()[0].number
     assert "Release the stop" in hall.ask(again, ReleaseLease(1, "robot-0", number)).refused
     assert "until it is released" in hall.ask(again, RenewLease(2, "robot-0", number)).refused
