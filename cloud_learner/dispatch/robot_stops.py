@@ -85,7 +85,8 @@ class RobotStops:
                 # The release was lost: the stop stands.
                 known.released_ns = None
         for stop, known in list(self._known.items()):
-            if stop not in shown.stops and self._ended(known, now_ns):
+            # Who has just begun and asked nobody yet says that nothing stops the robot: that has to last.
+            if stop not in shown.stops and ((known.shown and not shown.free) or self._ended(known, now_ns)):
                 del self._known[stop]
 
     def resend(self, now_ns: int) -> dict[str, str]:
