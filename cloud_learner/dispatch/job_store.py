@@ -53,7 +53,7 @@ class JobStore:
 
         `practised`: (episodes, successes) of the standing job so far. Raises `StorageError`.
         """
-        self._leases = {lease.robot: lease.number for lease in leases}
+        self._leases = {lease.robot: _kept(lease) for lease in leases}
         main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
