@@ -1,6 +1,8 @@
-"""Who keeps a robot stopped."""
+"""Who keeps a robot stopped, and how a stop is called."""
 
 from __future__ import annotations
+
+import secrets
 
 import msgspec
 
@@ -17,3 +19,14 @@ class StopState(msgspec.Struct, frozen=True):
     def free(self) -> bool:
         """Whether the robot may move."""
         return not (self.stops or self.ready)
+
+    def __str__(self) -> str:
+        """For people."""
+        if self.stops:
+            return "stopped by " + ", ".join(f"{who} ({stop})" for stop, who in self.stops.items())
+        return "released and waits to be started" if self.ready else "not stopped"
+
+
+def new_stop_id(who: str) -> str:
+    """A name for a stop of `who` that nobody gives twice, also in another process or after a restart."""
+    return f"{who}-{secrets.token_hex(4)}"

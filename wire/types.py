@@ -369,6 +369,7 @@ class Lease(msgspec.Struct, frozen=True):
     """grows with every lease of the fleet: what holds an older one of the same robot is out of date"""
     ttl_ns: int = 0
     """a heartbeat moves the end so far into the future"""
+    stops: dict[str, str] = {}  # of an emergency stop, as it is kept: who gave those not shown yet, by id
 
 
 def _once(what: str, kind: str, names: list[str]) -> None:

@@ -24,7 +24,10 @@ from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
 from wire.messages.gateway import EdgeStatus, OperatorCommand
+from wire.stop_state import StopState, new_stop_id
 from wire.types import Lease, OperatorCommandKind, Role
+
+_LETS_GO = (OperatorCommandKind.release_estop, OperatorCommandKind.start)
 
 
 class ClientSessions:
@@ -59,8 +62,7 @@ class ClientSessions:
         robot = call.robot
         check_robot(robot)
         priority, ttl_ns = lease_priority(call.purpose, call.priority), lease_ttl_ns(call.ttl_s)
-        if stopped_by := self.operators.stopped_by(robot):
-            raise RejectedError(f"robot '{robot}' is stopped by '{stopped_by}'. Release the stop first.")
+        self.operators.require_free(robot)
         drives = priority >= Priority.operator
         held = self._leases.of(robot, now_ns)
         if drives and held is not None and held.holder.startswith(DROPPED):
@@ -151,11 +153,11 @@ class ClientSessions:
             self._stop(peer, command, now_ns)
             return
         spec = self._view.spec(robot)
-        if spec is None and kind != OperatorCommandKind.release_estop:
+        if spec is None and kind not in _LETS_GO:
             raise RejectedError(f"there is no robot '{robot}' that said what its actions mean.")
         lease = self._leases.of(robot, now_ns)
-        if kind == OperatorCommandKind.release_estop:
-            self._check_stopped_by(robot, peer)
+        if kind in _LETS_GO:
+            self._check_own(command, peer)
         elif lease is None or lease.priority < Priority.operator or not same_key(lease.holder, peer):
             holder = f"is held by '{lease.holder}' ({lease.purpose})" if lease is not None else "is not held"
             raise RejectedError(
@@ -168,7 +170,8 @@ class ClientSessions:
             check_action(robot, spec, command.action)
         elif kind not in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
             raise RejectedError(f"kind: a teleoperator cannot ask for '{kind[:MAX_NAME_LENGTH]}'.")
-        self.operators.handle_command(command, lease.holder if lease is not None else peer, now_ns)
+        who = peer if kind in _LETS_GO or lease is None else lease.holder
+        self.operators.handle_command(command, who, now_ns)
         sent = self._send(robot, msgspec.structs.replace(command, operator=peer))
         if not sent and kind != OperatorCommandKind.command:
             raise RejectedError(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
@@ -176,25 +179,25 @@ class ClientSessions:
     def _stop(self, peer: str, command: OperatorCommand, now_ns: int) -> None:
         """A stop goes out before anything is asked, and stands also when the robot cannot hear of it now."""
         robot = command.robot
-        sent = self._send(robot, msgspec.structs.replace(command, operator=peer))
+        stop = command.stop if 0 < len(command.stop) <= 2 * MAX_NAME_LENGTH else new_stop_id(peer)
+        sent = self._send(robot, msgspec.structs.replace(command, operator=peer, stop=stop))
         # Nothing that may fail or take its time comes before a stop of a robot that is known.
         if not sent and self._view.spec(robot) is None and not self._exists(robot):
             raise RejectedError(f"estop: there is no robot '{robot}'. `robots` lists them.")
-        self.operators.estop(robot, peer, now_ns)
+        self.operators.estop(robot, stop, peer, now_ns)
         if not sent:
             raise RejectedError(
                 f"estop: '{robot}' has no link to the gateway now; it hears of it as soon as it is back. Use the stop "
                 "on the robot."
             )
 
-    def _check_stopped_by(self, robot: str, peer: str) -> None:
-        stopped_by = self.operators.stopped_by(robot)
-        if not stopped_by:
-            raise RejectedError(f"release_estop: '{robot}' is not stopped.")
-        if not same_key(stopped_by, peer):
+    def _check_own(self, command: OperatorCommand, peer: str) -> None:
+        """Raise `RejectedError` for a stop that somebody else made."""
+        stops = self.operators.stop_states().get(command.robot, StopState()).stops
+        if command.kind == OperatorCommandKind.release_estop and not same_key(stops.get(command.stop, peer), peer):
             raise RejectedError(
-                f"release_estop: '{robot}' is stopped by '{stopped_by}', not by '{peer}'. Release the stop at the page "
-                "or at the robot."
+                f"release_estop: '{command.stop}' is the stop of '{stops[command.stop]}', not of '{peer}'. Release it "
+                "at the page or at the robot."
             )
 
     def _reject_page_operator(self, lease: Lease, reason: str) -> None:

@@ -198,7 +198,7 @@ class Dispatcher:
         if now_ns >= self._next_view_ns:
             self._next_view_ns = now_ns + _VIEW_PERIOD_NS
             self.jobs.poll()
-            self._view.update_fleet(self.scheduler.robots(now_ns), self.jobs.states())
+            self._view.update_fleet(self.scheduler.robots(now_ns), self.jobs.states(), self.operators.stop_states())
 
     def _notify(self, robot: str, job: Job, now_ns: int) -> None:
         pinned = self.pinned_version(robot)
@@ -208,4 +208,4 @@ class Dispatcher:
         self._send(robot, job)
 
     def _keep_leases(self) -> str:
-        return self.jobs.keep_leases(self.leases.all())
+        return self.jobs.keep_leases([self.operators.note_stops(lease) for lease in self.leases.all()])

@@ -42,8 +42,8 @@ class JobStore:
         self._ended: dict[str, JobState] = {}
         """jobs that ended under an earlier gateway"""
         self._uncounted: deque[tuple[str, str]] = deque()
-        self._leases: dict[str, int] = {}
-        """numbers of those that are noted, by robot"""
+        self._leases: dict[str, tuple[int, dict[str, str]]] = {}
+        """what is noted, by robot"""
         self._fault = ""
 
     # --- jobs -----------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class JobStore:
 
         `practised`: (episodes, successes) of the standing job so far. Raises `StorageError`.
         """
-        self._leases = {lease.robot: lease.number for lease in leases}
+        self._leases = {lease.robot: _kept(lease) for lease in leases}
         main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
@@ -190,7 +190,7 @@ class JobStore:
         """
         now = {lease.robot: lease for lease in leases if not self._scheduler.is_job(lease.holder)}
         changed: dict[str, Lease | None] = dict.fromkeys(self._leases.keys() - now.keys())
-        changed |= {robot: lease for robot, lease in now.items() if lease.number != self._leases.get(robot)}
+        changed |= {robot: lease for robot, lease in now.items() if _kept(lease) != self._leases.get(robot)}
         try:
             if changed:
                 self._ledger.keep_leases(changed, self._wall_ns())
@@ -200,5 +200,10 @@ class JobStore:
                 log.error("leases cannot be noted: %s", error)
             self._fault = str(error)
             return self._fault
-        self._fault, self._leases = "", {robot: lease.number for robot, lease in now.items()}
+        self._fault, self._leases = "", {robot: _kept(lease) for robot, lease in now.items()}
         return ""
+
+
+def _kept(lease: Lease) -> tuple[int, dict[str, str]]:
+    """What must be noted again when it changes."""
+    return lease.number, lease.stops

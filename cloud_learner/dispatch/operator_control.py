@@ -1,8 +1,8 @@
 """Who drives or stops a robot: people at the page, at a device of their own, or beside the robot.
 
-Whoever takes a robot over holds it by a lease above all jobs; an emergency stop is a lease above that. A robot whose
-operator vanished stays held, by `dropped:NAME`, until somebody takes it over or hands it back: no job can use it so.
-A stop that the robot has not shown yet may have been lost on its way: it is sent again until it does.
+Whoever takes a robot over holds it by a lease above all jobs; an emergency stop is a lease above that, which lasts
+until the robot is started. A robot whose operator vanished stays held, by `dropped:NAME`, until somebody takes it over
+or hands it back: no job can use it so.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ from collections.abc import Callable
 
 import msgspec
 
+from cloud_learner.dispatch.requests import MAX_NAME_LENGTH, same_key
+from cloud_learner.dispatch.robot_stops import BESIDE, RobotStops
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR
 from hal.resource.lease import ESTOP, Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.gateway import EdgeStatus, OperatorCommand
+from wire.stop_state import StopState
 from wire.types import Lease, Mode, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
-BESIDE = "beside the robot"
-"""holder of a robot that somebody stops or drives without the gateway"""
 TTL_NS = 15_000_000_000
-_SETTLE_NS = 2_000_000_000
-"""a status may be older than the stop or the release that it does not show yet"""
-_RESEND_NS = 100_000_000
-"""a stop is sent again no sooner"""
 
 
 class RobotClaim(msgspec.Struct):
     """What people do with one robot now."""
 
     stopped_by: str = ""
-    stopped_ns: int = 0
-    confirmed: bool = False
-    """the robot has reported that it is stopped"""
-    sent_ns: int = 0
-    """when the stop was sent last"""
+    """'' when nobody stops it; the last who did until it is started"""
+    stops: RobotStops = msgspec.field(default_factory=RobotStops)
     driver: str = ""
     dropped: bool = False
     """the driver vanished: the robot holds and waits for a person"""
@@ -71,7 +65,6 @@ class OperatorControl:
         self._on_lease_ended = on_lease_ended
         self._send = send
         self._claims: dict[str, RobotClaim] = {}
-        self._released_ns: dict[str, int] = {}
         self._lease_numbers: dict[str, int] = {}
         self._orphans: set[str] = set()
         """robots whose operator's page went with the gateway before, which have not heard of it"""
@@ -81,10 +74,22 @@ class OperatorControl:
         claim = self._claims.get(robot)
         return claim.driver if claim is not None and not claim.dropped else ""
 
-    def stopped_by(self, robot: str) -> str:
-        """Who stopped `robot`, '' when it is not stopped."""
-        claim = self._claims.get(robot)
-        return claim.stopped_by if claim is not None else ""
+    def stop_states(self) -> dict[str, StopState]:
+        """Who stops which robot."""
+        return {robot: claim.stops.state for robot, claim in self._claims.items() if claim.stopped_by}
+
+    def require_free(self, robot: str) -> None:
+        """Raise `RejectedError` when `robot` is stopped."""
+        if state := self.stop_states().get(robot):
+            then = "Release the stop first." if state.stops else "Start it first."
+            raise RejectedError(f"{robot} is {state if not state.free else 'stopped'}. {then}")
+
+    def note_stops(self, lease: Lease) -> Lease:
+        """`lease`, with what must outlive this process."""
+        claim = self._claims.get(lease.robot)
+        if claim is None or lease.purpose != ESTOP:
+            return lease
+        return msgspec.structs.replace(lease, stops=claim.stops.unshown)
 
     # --- commands -----------------------------------------------------------------------------------------------
 
@@ -95,9 +100,11 @@ class OperatorControl:
             case OperatorCommandKind.command:
                 return self.driver(robot) == who
             case OperatorCommandKind.estop:
-                self.estop(robot, who, now_ns)
+                self.estop(robot, command.stop or who, who, now_ns)
             case OperatorCommandKind.release_estop:
-                self.release_estop(robot, now_ns)
+                self.release_estop(robot, command.stop, now_ns)
+            case OperatorCommandKind.start:
+                self.check_start(robot, who)
             case OperatorCommandKind.take_over:
                 self.take_over(robot, who, now_ns)
             case OperatorCommandKind.hand_back:
@@ -108,9 +115,8 @@ class OperatorControl:
 
     def take_over(self, robot: str, who: str, now_ns: int) -> None:
         """`who` drives from now on. Raises `RejectedError` when another person does, or the robot is stopped."""
+        self.require_free(robot)
         before = self._claims.get(robot)
-        if before is not None and before.stopped_by:
-            raise RejectedError(f"{robot} is stopped by '{before.stopped_by}'. Release the stop first.")
         if before is not None and before.driver and not before.dropped and before.driver != who:
             raise RejectedError(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
         claim, lease = RobotClaim(driver=who), self._leases.of(robot, now_ns)
@@ -142,22 +148,42 @@ class OperatorControl:
         self._change(robot, msgspec.structs.replace(claim, dropped=True), now_ns)
         return True
 
-    def estop(self, robot: str, who: str, now_ns: int) -> None:
+    def estop(self, robot: str, stop: str, who: str, now_ns: int) -> None:
         """Anybody may stop a robot, whoever holds it. The caller sends the stop; here it is sent again if need be."""
-        claim = self._claims.get(robot) or RobotClaim()
-        stopped = msgspec.structs.replace(claim, stopped_ns=now_ns, confirmed=who == BESIDE, sent_ns=now_ns)
-        if claim.stopped_by:
-            # Whoever stops it once more may know that it was released: the robot has to show this stop too.
-            self._claims[robot] = stopped
-        else:
-            self._change(robot, msgspec.structs.replace(stopped, stopped_by=who), now_ns)
+        claim = self._claims.setdefault(robot, RobotClaim())
+        claim.stops.add(stop, who, now_ns)
+        self._follow_stops(robot, claim, now_ns)
 
-    def release_estop(self, robot: str, now_ns: int) -> None:
-        """The robot may move again; whoever drove it before drives on."""
-        self._released_ns[robot] = now_ns
-        claim = self._claims.get(robot)
-        if claim is not None and claim.stopped_by:
-            self._change(robot, msgspec.structs.replace(claim, stopped_by=""), now_ns)
+    def release_estop(self, robot: str, stop: str, now_ns: int) -> None:
+        """Take back that stop; whoever drove the robot drives on when it is started. Raises `RejectedError`."""
+        state = self.stop_states().get(robot, StopState())
+        if not state.stops:
+            raise RejectedError(f"release_estop: '{robot}' is {state}.")
+        if stop not in state.stops:
+            raise RejectedError(f"release_estop: '{stop[:MAX_NAME_LENGTH]}' is no stop of '{robot}'. It is {state}.")
+        claim = self._claims[robot]
+        claim.stops.release(stop, now_ns)
+        self._follow_stops(robot, claim, now_ns)
+
+    def check_start(self, robot: str, who: str) -> None:
+        """Raise `RejectedError` unless the robot waits to be started, by somebody who may drive it."""
+        state, driver = self.stop_states().get(robot), self.driver(robot)
+        if state is None:
+            raise RejectedError(f"start: '{robot}' is not stopped.")
+        if state.stops:
+            raise RejectedError(f"start: '{robot}' is {state}. Release that first.")
+        if not state.ready:
+            raise RejectedError(f"start: '{robot}' has not shown yet that its stops are released. Wait until it does.")
+        if driver and not same_key(driver, who):
+            raise RejectedError(f"start: '{robot}' is driven by '{driver}', who has to start it.")
+
+    def _follow_stops(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
+        """The lease follows who stops the robot."""
+        holder = "" if claim.stops.over else claim.stopped_by
+        if not claim.stops.over and holder not in claim.stops.state.stops.values():
+            holder = claim.stops.holder or holder or BESIDE
+        if holder != claim.stopped_by or claim.empty:
+            self._change(robot, msgspec.structs.replace(claim, stopped_by=holder), now_ns)
 
     # --- what robots say ----------------------------------------------------------------------------------------
 
@@ -167,31 +193,23 @@ class OperatorControl:
             self._orphans.discard(robot)
             self._send(robot, OperatorCommand(robot, OperatorCommandKind.drop_link, operator="gateway"))
         claim = self._claims.get(robot)
-        if claim is None or not claim.stopped_by:
-            return
-        if anew and claim.stopped_by != BESIDE:
-            claim.confirmed = False
-        if not claim.confirmed:
-            self._resend_stop(robot, claim, now_ns)
+        if claim is not None and claim.stopped_by:
+            if anew:
+                claim.stops.doubt()
+            self._resend_stops(robot, claim, now_ns)
 
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:
-        """A robot may be stopped, released or driven by somebody beside it."""
+        """A robot may be stopped, released, started or driven by somebody beside it."""
         robot, mode = status.robot, status.mode
         claim = self._claims.get(robot)
-        if mode == Mode.estop:
-            settled = now_ns - self._released_ns.get(robot, now_ns - _SETTLE_NS) >= _SETTLE_NS
-            if settled and (claim is None or not claim.stopped_by):
-                self.estop(robot, BESIDE, now_ns)
-            elif settled and claim is not None:
-                claim.confirmed = True
+        if claim is not None or not status.stop.free:
+            claim = self._claims.setdefault(robot, RobotClaim())
+            claim.stops.show(status.stop, now_ns)
+            self._follow_stops(robot, claim, now_ns)
+            self._resend_stops(robot, claim, now_ns)
+        claim = self._claims.get(robot)
+        if not status.stop.free or (claim is not None and claim.stopped_by):
             return
-        if claim is not None and claim.stopped_by:
-            if not claim.confirmed:
-                self._resend_stop(robot, claim, now_ns)
-            elif now_ns - claim.stopped_ns > _SETTLE_NS:
-                # It was stopped and is not any more: somebody released it beside the robot.
-                self.release_estop(robot, now_ns)
-                claim = self._claims.get(robot)
         if claim is not None and claim.driver == BESIDE and mode in (Mode.policy, Mode.script, Mode.reset):
             self.hand_back(robot, BESIDE, now_ns)
         elif mode == Mode.human and claim is None:
@@ -199,18 +217,19 @@ class OperatorControl:
             if lease is None or lease.priority < Priority.operator:
                 self._change(robot, RobotClaim(driver=BESIDE), now_ns)
 
-    def _resend_stop(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
-        if now_ns - claim.sent_ns >= _RESEND_NS:
-            claim.sent_ns = now_ns
-            self._send(robot, OperatorCommand(robot, OperatorCommandKind.estop, operator=claim.stopped_by))
+    def _resend_stops(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
+        for stop, who in claim.stops.resend(now_ns).items():
+            self._send(robot, OperatorCommand(robot, OperatorCommandKind.estop, operator=who, stop=stop))
 
     # --- leases -------------------------------------------------------------------------------------------------
 
     def restore(self, lease: Lease) -> None:
         """A lease of before the gateway was started again; a page is gone with the old one."""
         if lease.purpose == ESTOP:
-            # Whether it ever reached the robot died with the old gateway; a stop beside it, it knows itself.
-            self._claims[lease.robot] = RobotClaim(stopped_by=lease.holder, confirmed=lease.holder == BESIDE)
+            # The robot shows the others itself.
+            claim = self._claims[lease.robot] = RobotClaim(stopped_by=lease.holder)
+            for stop, who in lease.stops.items():
+                claim.stops.add(stop, who, 0)
             self._lease_numbers[lease.robot] = lease.number
         elif lease.priority >= Priority.operator:
             gone = lease.holder.startswith((DROPPED, WEB_OPERATOR))

@@ -18,6 +18,7 @@ from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.messages.gateway import OperatorCommand
+from wire.stop_state import new_stop_id
 from wire.types import Lease, OperatorCommandKind, RobotSpec
 
 HEARTBEAT_S = 0.3
@@ -34,6 +35,8 @@ class PageMessageKind(StrEnum):
     estop = "estop"
     """anybody may"""
     release_estop = "release_estop"
+    start = "start"
+    """after the last release"""
 
 
 class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +48,8 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: tuple[float, ...] = ()
     """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
     sequence: int = 0
+    stop: str = ""
+    """with `release_estop`: which stop"""
 
 
 class RobotNotClaimedError(RejectedError):
@@ -132,7 +137,9 @@ class OperatorSessions:
     def _act(self, operator: int, message: PageMessage) -> str:
         robot, kind = message.robot, OperatorCommandKind(message.type)
         holder = self._holder.get(robot)
-        if holder not in (None, operator) and kind != OperatorCommandKind.estop:
+        own = self._view.stops(robot).get(message.stop) == _name(operator)
+        anybody = kind == OperatorCommandKind.estop or (kind == OperatorCommandKind.release_estop and own)
+        if holder not in (None, operator) and not anybody:
             raise RejectedError(
                 f"{robot} is driven from another page (operator {holder}). Wait until it is handed back."
             )
@@ -145,7 +152,8 @@ class OperatorSessions:
             if spec is None:
                 raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
             check_action(robot, spec, message.action)
-        self._queue(operator, robot, kind, message.action, message.sequence)
+        stop = new_stop_id(_name(operator)) if kind == OperatorCommandKind.estop else message.stop
+        self._queue(operator, robot, kind, message.action, message.sequence, stop)
         if kind in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
             self._dropped.discard(robot)
             self._holder.pop(robot, None)
@@ -173,8 +181,16 @@ class OperatorSessions:
             self._queue(operator, robot, OperatorCommandKind.drop_link)
         return robots
 
-    def _queue(self, operator: int, robot: str, kind: str, action: tuple[float, ...] = (), sequence: int = 0) -> None:
-        if not self._view.submit_command(OperatorCommand(robot, kind, action, sequence, _name(operator))):
+    def _queue(
+        self,
+        operator: int,
+        robot: str,
+        kind: str,
+        action: tuple[float, ...] = (),
+        sequence: int = 0,
+        stop: str = "",
+    ) -> None:
+        if not self._view.submit_command(OperatorCommand(robot, kind, action, sequence, _name(operator), stop)):
             raise RejectedError(
                 f"The gateway takes no commands now, so {robot} did not get '{kind}'. See the gateway's log."
             )

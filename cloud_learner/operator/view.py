@@ -18,11 +18,13 @@ from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedS
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
+from wire.stop_state import StopState
 from wire.types import Lease, Mode, OperatorCommandKind, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
 MAX_COMMANDS = 512
+_NOBODY: Mapping[str, StopState] = {}
 _SAMPLES = 512
 
 _MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
@@ -161,14 +163,18 @@ class FleetView:
                 "evaluation", f"version {evaluation.number} succeeds in {point['mean']:.0%} of held-out episodes"
             )
 
-    def update_fleet(self, robots: tuple[RobotState, ...], jobs: tuple[JobState, ...]) -> None:
-        """The robots as resources and the jobs, as the scheduler sees them now."""
+    def update_fleet(
+        self, robots: tuple[RobotState, ...], jobs: tuple[JobState, ...], stops: Mapping[str, StopState] = _NOBODY
+    ) -> None:
+        """The robots as resources and the jobs, as the scheduler sees them now; by robot, who `stops` it."""
         with self._lock:
             self._jobs = jobs
             for state in robots:
                 known = self._robots.get(state.name)
                 if known is not None:
                     known.state = state
+            for name, known in self._robots.items():
+                known.stop = stops.get(name, StopState())
 
     def reject_command(self, command: OperatorCommand, reason: str) -> None:
         """A command that could not be carried out: its operator is told why."""
@@ -215,17 +221,18 @@ class FleetView:
     def submit_command(self, command: OperatorCommand) -> bool:
         """Queue `command`; False when the queue is full because the gateway's loop does not drain it.
 
-        Of several of one kind in a row for one robot only the newest stays. A stop always finds room: it takes the
-        place of everything else that waits for its robot.
+        Of several of one kind in a row for one robot only the newest stays, but of each stop, which has a name. A stop
+        always finds room: it takes the place of everything but stops that waits for its robot.
         """
         with self._lock:
             mine = [i for i, queued in enumerate(self._commands) if queued.robot == command.robot]
-            if mine and self._commands[mine[-1]].kind == command.kind:
+            if mine and _same(self._commands[mine[-1]], command):
                 del self._commands[mine[-1]]
             if len(self._commands) >= MAX_COMMANDS:
                 if command.kind not in (OperatorCommandKind.estop, OperatorCommandKind.drop_link):
                     return False
-                self._commands = [queued for queued in self._commands if queued.robot != command.robot]
+                stop = OperatorCommandKind.estop
+                self._commands = [one for one in self._commands if one.robot != command.robot or one.kind == stop]
             self._commands.append(command)
             return True
 
@@ -239,6 +246,12 @@ class FleetView:
         with self._lock:
             states = [robot.state for robot in self._robots.values()]
         return {state.name: state.lease for state in states if state is not None and state.lease is not None}
+
+    def stops(self, robot: str) -> dict[str, str]:
+        """Who stops a robot, by the id of the stop."""
+        with self._lock:
+            known = self._robots.get(robot)
+            return known.stop.stops if known else {}
 
     def spec(self, robot: str) -> RobotSpec | None:
         """The spec of a robot that said hello, else None."""
@@ -322,6 +335,11 @@ class FleetView:
             "steps_per_s": finite(status.steps_per_s),
             "age_s": round((now_ns - seen_ns) / 1e9, 1),
         }
+
+
+def _same(one: OperatorCommand, other: OperatorCommand) -> bool:
+    """Whether two commands for a robot want the same."""
+    return (one.kind, one.stop) == (other.kind, other.stop)
 
 
 def _median(samples: deque[float]) -> float | None:

@@ -12,6 +12,7 @@ import msgspec
 from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
+from wire.stop_state import StopState
 from wire.types import CommandType, EpisodeOutcome, Lease, Mode, RobotSpec
 
 LOST_AFTER_S = 2.0
@@ -38,6 +39,8 @@ class RobotView:
         self.status: EdgeStatus | None = None
         self.state: RobotState | None = None
         """as the scheduler sees it"""
+        self.stop = StopState()
+        """as the gateway knows it: also what the robot has not shown yet"""
         self.lost = False
         self.held_mode = ""
         """human or estop while the robot is in that mode, for the events"""
@@ -90,6 +93,8 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
         "site": state.capabilities.site if state else "",
         "job": state.job if state else "",
         "lease": lease_model(state.lease) if state and state.lease else None,
+        "stops": [{"id": stop, "who": who} for stop, who in robot.stop.stops.items()],
+        "ready": robot.stop.ready,
         "task": task,
         "instruction": instructions.get(task, ""),
         "version": status.version if status else 0,

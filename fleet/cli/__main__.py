@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli import buffer, exchange, fleet, policy, teleop
+from fleet.cli import buffer, exchange, fleet, policy, stop, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.overrides import RobotConfig, RobotKind, unset
@@ -180,6 +180,7 @@ command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
 fleet.add_commands(app)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
+app.command()(stop.stop)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_driver_server
+from hal.driver_host.stop_line import ANSWER_S, send_order
 from hal.driver_host.watchdog import CallDeadline
 from hal.registry import make_operator, make_robot
 from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
@@ -33,7 +34,9 @@ from robot_edge.runtime.process_group import (
     run_uplink,
     uplink_channel,
 )
+from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
 from robot_edge.uplink.server import Uplink
+from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.transport.frame_ring import FrameRing, ring_path
@@ -45,8 +48,6 @@ from wire.types import Role
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
 """those that run the policy"""
-_HOST = "robot"
-"""the host's socket in the run directory; the robot's frames lie beside it"""
 
 
 def edge_processes(options: EdgeOptions) -> EdgeProcesses:
@@ -90,7 +91,7 @@ def run_edge_part(options: EdgePartOptions) -> None:
     with instance_lock(data.edge(name) / f"{part}.lock"):
         match part:
             case "robot":
-                _driver(recipe, run_directory, options.operator)
+                _driver(recipe, data.edge(name), run_directory, options.operator)
             case "control":
                 _control(recipe, data, options)
             case "inference":
@@ -101,7 +102,8 @@ def run_edge_part(options: EdgePartOptions) -> None:
                 _uplink(recipe, data, options)
 
 
-def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
+def _driver(recipe: Recipe, directory: Path, run_directory: Path, operated: bool) -> None:
+    announce_host(run_directory, directory)
     robot = make_robot(recipe.robot, recipe.robot_config)
     operator = make_operator(recipe.robot, robot) if operated else None
     shutdown = ShutdownSignal()
@@ -110,11 +112,12 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
     run_driver_server(
         robot,
-        run_directory / _HOST,
+        run_directory / HOST,
         lambda: shutdown.requested,
         recipe.loop.safety,
         operator=operator,
         deadline=deadline,
+        stop_file=directory / STOP_FILE,
     )
 
 
@@ -122,7 +125,7 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
     clock, timeouts = MonotonicClock(), recipe.loop.driver
     name, run_directory, operated = options.name, options.run_dir, options.operator
     uplink = record_channel(run_directory, recipe.spec, uplink=False)
-    robot = RobotProxy(recipe.spec, run_directory / _HOST, call_s=timeouts.call_s, slow_call_s=timeouts.reset_s)
+    robot = RobotProxy(recipe.spec, run_directory / HOST, call_s=timeouts.call_s, slow_call_s=timeouts.reset_s)
     ring = _frames(recipe, run_directory)
     inference = SharedChannel(run_directory / "inference-control", bind=False, polls=True, ring=ring)
     with factories.record_flight(recipe, name, data.edge(name) / "flight", operated=operated) as flight:
@@ -175,7 +178,7 @@ def _thinker(recipe: Recipe, run_directory: Path) -> None:
 
 def _frames(recipe: Recipe, run_directory: Path) -> FrameRing:
     """The robot's frames, to be read; the driver's host writes them."""
-    return FrameRing(ring_path(run_directory / _HOST, recipe.spec), recipe.spec, write=False)
+    return FrameRing(ring_path(run_directory / HOST, recipe.spec), recipe.spec, write=False)
 
 
 def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
@@ -184,6 +187,8 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     inference = uplink_channel(run_directory, "inference", uplink=True)
     operator = uplink_channel(run_directory, "operator", uplink=True)
     with gateway_channel(options, name) as channel:
-        uplink = Uplink(name, data.edge(name), channel, control, inference, MonotonicClock())
+        clock = MonotonicClock()
+        stops = StopOrders(name, lambda order: send_order(run_directory / HOST, order, ANSWER_S), clock)
+        uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops)
         uplink.operator = operator
         run_uplink(uplink, channel, inference, operator)

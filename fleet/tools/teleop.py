@@ -21,6 +21,7 @@ from wire.errors import ConfigError, RejectedError, WireError, suggest
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
 from wire.messages.gateway import EdgeStatus, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
+from wire.stop_state import new_stop_id
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
 from wire.types import Lease, RobotSpec, Role
@@ -92,7 +93,9 @@ class Teleop:
         """whether the gateway may still believe that we drive"""
         self._commanded: np.ndarray | None = None
         self._sequence = 0
-        self._stop_due = False
+        self._stop_due = ""
+        """id of a stop that has not left this computer yet"""
+        self._stopping = False
 
     # --- one period ----------------------------------------------------------------------------------------------
 
@@ -252,13 +255,20 @@ class Teleop:
     # --- the person ----------------------------------------------------------------------------------------------
 
     def _follow_device(self, command: TeleopCommand) -> bool:
-        self._stop_due |= command.estop
-        if self._stop_due and self._send_command("estop"):
+        if command.estop and not self._stopping:
+            # A button that is held is one stop.
+            self._stop_due = self._stop_due or new_stop_id(self._name)
+        self._stopping = command.estop
+        if self._stop_due and self._send_command("estop", stop=self._stop_due):
             # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
             # when the stop is released.
-            self._stop_due, self._given_up, self.lease = False, True, None
+            stop, self._stop_due, self._given_up, self.lease = self._stop_due, "", True, None
             self.driving, self._commanded = False, None
-            self._report(f"{self.robot} was told to stop. Let it go again at the page, once all is clear.")
+            self._report(
+                f"{self.robot} was told to stop ({stop}). Once all is clear, release this stop and then start the "
+                f"robot: at the page, or on the robot's computer by `vla-fleet stop {self.robot} --release {stop}` and "
+                f"`vla-fleet stop {self.robot} --start`."
+            )
         elif command.estop:
             self._report(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
         if command.quit:
@@ -298,8 +308,8 @@ class Teleop:
         if self._send_command("command", numbers):
             self._commanded = action
 
-    def _send_command(self, kind: str, action: tuple[float, ...] = ()) -> bool:
-        return self._channel.send(OperatorCommand(self.robot, kind, action, self._sequence, self._name))
+    def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "") -> bool:
+        return self._channel.send(OperatorCommand(self.robot, kind, action, self._sequence, self._name, stop))
 
     def _lose_lease(self, why: str) -> None:
         self.lease, self.status = None, None

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _BYTES = 1 << 16
 _POLL_S = 0.5
+ANSWER_S = 0.1
+"""how long a host that is there takes to answer, with much to spare"""
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):

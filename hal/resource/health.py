@@ -92,7 +92,7 @@ class HealthWatch:
         self._status, self.heard_ns = status, now_ns
         if well != self._well or (well and late):
             self._well, self._steady_ns = well, now_ns
-        if status.mode == Mode.estop:
+        if status.mode == Mode.estop or not status.stop.free:
             self._become(RobotHealth.stopped, complaint, now_ns)
         else:
             self._judge(complaint, silent_s, now_ns)
@@ -144,7 +144,7 @@ class HealthWatch:
 
     def _complaint(self, status: EdgeStatus) -> str:
         """What is wrong according to a report, and to what changed since the one before; '' when nothing is."""
-        if status.mode == Mode.estop:
+        if status.mode == Mode.estop or not status.stop.free:
             return status.reason or "emergency stop"
         if status.fault:
             return status.fault

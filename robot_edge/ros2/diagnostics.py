@@ -53,8 +53,10 @@ def diagnose(phase: str, reason: str, status: EdgeStatus | None, age_s: float, p
         return Diagnosis(ERROR, status.fault, values)
     if processes:
         return Diagnosis(WARN, processes, values)
-    if status.mode == Mode.estop:
-        return Diagnosis(WARN, "emergency stop; ~/release_estop ends it", values)
+    if status.mode == Mode.estop or status.stop.stops:
+        return Diagnosis(WARN, f"{status.stop}; ~/release_estop takes back what was stopped through ROS", values)
+    if status.stop.ready:
+        return Diagnosis(WARN, f"{status.stop}; ~/start lets it go on", values)
     if status.mode == Mode.hold:
         level = OK if status.reason in _WAITING else WARN
         return Diagnosis(level, f"the robot holds: {status.reason}", values)

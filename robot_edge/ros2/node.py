@@ -70,13 +70,20 @@ class NodeSetup:
 Prepare = Callable[[EdgeParameters, str], NodeSetup]
 """(parameters, the node's namespace) to what they come to; raises `FleetError` that names what is wrong"""
 
-_CONFIRMED: dict[str, Callable[[EdgeStatus], bool]] = {
-    "estop": lambda status: status.mode == Mode.estop,
-    "release_estop": lambda status: status.mode != Mode.estop,
-    "take_over": lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset),
-    "hand_back": lambda status: status.mode != Mode.human and status.reason not in _BY_PERSON,
+
+def _driven(kind: str, came_true: Callable[[EdgeStatus], bool]) -> Callable[[Ros2Operator, float], str]:
+    return lambda operator, timeout_s: operator.command(kind, came_true, timeout_s)
+
+
+_SERVICES: dict[str, Callable[[Ros2Operator, float], str]] = {
+    "estop": Ros2Operator.stop,
+    "release_estop": Ros2Operator.release,
+    "start": Ros2Operator.start,
+    "take_over": _driven("take_over", lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset)),
+    "hand_back": _driven("hand_back", lambda status: status.mode != Mode.human and status.reason not in _BY_PERSON),
 }
-"""service: what a status must show for the command to have come true"""
+"""service: what it does, within so many seconds; it returns '' or why that did not come true"""
+_OF_STOPS = ("estop", "release_estop", "start")
 
 
 class EdgeNode(LifecycleNode):
@@ -114,7 +121,7 @@ class EdgeNode(LifecycleNode):
         self.create_timer(_WATCH_S, self._publish_diagnosis, callback_group=MutuallyExclusiveCallbackGroup())
         stops = MutuallyExclusiveCallbackGroup()
         people = MutuallyExclusiveCallbackGroup()
-        for kind in _CONFIRMED:
+        for kind in _SERVICES:
             group = stops if kind == "estop" else people
             self.create_service(Trigger, f"~/{kind}", functools.partial(self._answer, kind), callback_group=group)
 
@@ -281,7 +288,9 @@ class EdgeNode(LifecycleNode):
     def _answer(self, kind: str, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         problem = self._command(kind)
         response.success = not problem
-        response.message = problem or f"robot '{self._robot}': {kind}"
+        operator = self._operator
+        shown = f"; it is {operator.stop_state}" if operator is not None and kind in _OF_STOPS else ""
+        response.message = problem or f"robot '{self._robot}': {kind}{shown}"
         return response
 
     def _command(self, kind: str) -> str:
@@ -290,7 +299,7 @@ class EdgeNode(LifecycleNode):
             self._stopped = False
         operator = self._operator
         if operator is not None:
-            return operator.command(kind, _CONFIRMED[kind], _CONFIRM_S)
+            return _SERVICES[kind](operator, _CONFIRM_S)
         if kind in ("estop", "release_estop"):
             # Nothing moves now. After a stop it shall not begin to, either.
             self._stopped = kind == "estop"

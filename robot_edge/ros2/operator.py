@@ -11,8 +11,11 @@ from collections import deque
 from collections.abc import Callable
 
 from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
+from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import Channel
 
+WHO = "ros"
+"""who stops a robot through its node"""
 _LOOK_S = 0.02
 _EVENTS = 100
 
@@ -29,6 +32,8 @@ class Ros2Operator:
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
         self._lock = threading.Lock()
         self._closed = False
+        self._made: set[str] = set()
+        """stops that were sent and perhaps not seen yet"""
 
     def poll(self) -> None:
         """Take in what has come."""
@@ -51,19 +56,61 @@ class Ros2Operator:
             self._events.clear()
         return events
 
-    def command(self, kind: str, came_true: Callable[[EdgeStatus], bool], timeout_s: float) -> str:
-        """Send a command and wait until a newer status shows that it `came_true`; '' then, else what went wrong."""
+    @property
+    def stop_state(self) -> StopState:
+        """Who stops the robot, as it said last."""
+        return self.status.stop if self.status is not None else StopState()
+
+    def stop(self, timeout_s: float) -> str:
+        """Stop the robot; '' when it shows that, else what went wrong."""
+        stop = new_stop_id(WHO)
+        with self._lock:
+            self._made.add(stop)
+        return self.command("estop", lambda status: stop in status.stop.stops, timeout_s, (stop,))
+
+    def release(self, timeout_s: float) -> str:
+        """Take back every stop that was made here, by a node before this one too; '' or what went wrong."""
+        self.poll()
+        shown = self.stop_state
+        with self._lock:
+            own, self._made = {stop for stop, who in shown.stops.items() if who == WHO} | self._made, set()
+        if not own and shown.stops:
+            return f"robot '{self.robot}' is {shown}; none of that was made through ROS: release it where it was made."
+        if not own:
+            return ""
+        problem = self.command(
+            "release_estop", lambda status: not own & status.stop.stops.keys(), timeout_s, tuple(own)
+        )
+        if problem:
+            with self._lock:
+                self._made |= own
+        return problem
+
+    def start(self, timeout_s: float) -> str:
+        """Let a robot that was stopped and released move again; '' or what went wrong."""
+        self.poll()
+        if self.stop_state.stops:
+            return f"robot '{self.robot}' is {self.stop_state}; release that first."
+        return self.command("start", lambda status: status.stop.free, timeout_s)
+
+    def command(
+        self, kind: str, came_true: Callable[[EdgeStatus], bool], timeout_s: float, stops: tuple[str, ...] = ("",)
+    ) -> str:
+        """Send a command, one for each of `stops`, and wait until a newer status shows that it `came_true`; '' then,
+        else what went wrong.
+        """
         deadline_s = self._now_s() + timeout_s
         before = self.status
-        sent = False
+        left = list(stops)
         while self._now_s() < deadline_s:
-            if not sent:
-                sent = self._send(OperatorCommand(self.robot, kind, operator="ros"))
+            while left and self._send(OperatorCommand(self.robot, kind, operator=WHO, stop=left[0])):
+                left.pop(0)
+            sent = not left
             self.poll()
             if sent and self.status is not None and self.status is not before and came_true(self.status):
                 return ""
             time.sleep(_LOOK_S)
-        if not sent:
+        if left:
             return f"robot '{self.robot}': its uplink process does not listen; is the edge running?"
         return f"robot '{self.robot}': '{kind}' was sent, but control did not confirm it within {timeout_s:.1f} s"
 

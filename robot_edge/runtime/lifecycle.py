@@ -110,7 +110,7 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     What robots left there whose supervisor was killed is removed first, for it takes memory; a directory is theirs as
     long as a process holds its lock. Raises `StorageError` when it cannot be made.
     """
-    parent = parent or memory_directory() or Path(tempfile.gettempdir())
+    parent = parent or _usual_parent()
     with storage_errors("making a run directory", parent):
         _sweep(parent)
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -122,6 +122,15 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def run_directories(parent: Path | None = None) -> list[Path]:
+    """Those of robots that run here, or were killed and not yet removed."""
+    return sorted(lock.parent for lock in (parent or _usual_parent()).glob(f"{_PREFIX}*/{_LOCK}"))
+
+
+def _usual_parent() -> Path:
+    return memory_directory() or Path(tempfile.gettempdir())
 
 
 def _sweep(parent: Path) -> None:

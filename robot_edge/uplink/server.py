@@ -17,6 +17,7 @@ import msgspec
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from robot_edge.uplink.segments import Spool, encode_jpeg
 from robot_edge.uplink.sticky_commands import StickyCommands
+from robot_edge.uplink.stop_orders import StopOrders
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.errors import StorageError
@@ -78,8 +79,10 @@ class Uplink:
         inference: Channel,
         clock: Clock,
         segment_steps: int = 80,
+        stops: StopOrders | None = None,
     ) -> None:
-        """`directory` is this robot's own: spool and weight cache. Raises `StorageError`."""
+        """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
+        told of stops. Raises `StorageError`."""
         self.name = name
         self.spool = Spool(directory / "spool.sqlite")
         self.weights = WeightClient(directory / "weights", gateway, clock)
@@ -107,7 +110,8 @@ class Uplink:
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
         self._acknowledged: list[str] = []
-        self._commands = StickyCommands(name, directory)
+        self._commands = StickyCommands()
+        self._stops = stops
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
@@ -125,6 +129,8 @@ class Uplink:
             if channel is not None:
                 for message in itertools.islice(iter(channel.recv, None), _AT_ONCE):
                     handle(message)
+        if self._stops is not None:
+            self._stops.poll()
         self._recorder.poll()
         self._send_segments()
         self._send_events()
@@ -308,6 +314,8 @@ class Uplink:
             log.warning("robot '%s': its local operator sent what is not for it: %r", self.name, message)
 
     def _pass_on(self, command: OperatorCommand) -> None:
+        if self._stops is not None and self._stops.take(command):
+            return
         self._commands.remember(command)
         self._control.send(command)
 

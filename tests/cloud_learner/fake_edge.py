@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hal.safety.stop_latch import StopLatch
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from wire.clock import Clock, clock_name
@@ -43,7 +44,8 @@ class FakeEdge:
         self.job: Job | None = None
         self.received: list[Message] = []
         self.version = 0
-        self.mode, self.reason, self.fault = "policy", "", ""
+        self.latch = StopLatch()
+        self._mode, self.reason, self.fault = "policy", "", ""
         self.begun: dict[str, int] = {}
         self.finished: dict[str, int] = {}
         self.spool: dict[str, Segment] = {}
@@ -79,17 +81,33 @@ class FakeEdge:
                 case Ack(segments=segments):
                     for segment in segments:
                         self.spool.pop(segment, None)
-                case OperatorCommand(kind=kind):
-                    self._obey(kind)
+                case OperatorCommand():
+                    self._obey(message)
                 case _:
                     pass
 
-    def _obey(self, kind: str) -> None:
-        if self.mode == "estop" and kind != "release_estop":
+    @property
+    def mode(self) -> str:
+        """Who moves it."""
+        return "estop" if self.latch.state.stops else "hold" if self.latch.state.ready else self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._mode = mode
+
+    def _obey(self, command: OperatorCommand) -> None:
+        match command.kind:
+            case "estop":
+                self.latch.stop(command.stop, command.operator)
+            case "release_estop":
+                self.latch.release(command.stop)
+            case "start":
+                self.latch.start()
+        if not self.latch.state.free or command.kind == "start":
             return
-        modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
-        self.mode = modes.get(kind, "policy" if kind == "release_estop" else self.mode)
-        self.reason = "the operator's link is lost" if kind == "drop_link" else ""
+        modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold"}
+        self.mode = modes.get(command.kind, self._mode)
+        self.reason = "the operator's link is lost" if command.kind == "drop_link" else ""
 
     def between(self) -> None:
         """No episode runs: the job that was heard last holds from now on."""
@@ -119,6 +137,7 @@ class FakeEdge:
                 spooled=len(self.spool),
                 job=job,
                 job_episodes=self.finished.get(job, 0),
+                stop=self.latch.state,
                 fault=self.fault,
             )
         )

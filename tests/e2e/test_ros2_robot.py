@@ -84,7 +84,12 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     time.sleep(0.5)
     assert 0.0 <= cell.span(1.0) < 1e-3, "an emergency stop holds the robot"
     assert cell.level == WARN
-    assert cell.trigger("release_estop")[0]
+    success, message = cell.trigger("release_estop")
+    assert success
+    assert "waits to be started" in message
+    time.sleep(0.5)
+    assert 0.0 <= cell.span(0.5) < 1e-3, "it does not go on by itself"
+    assert cell.trigger("start")[0]
     cell.wait("it moves again", lambda: moves(cell))
 
     robot.kill()
@@ -103,6 +108,7 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
     gateway.wait()
     assert cell.trigger("estop")[0], "a stop needs no gateway"
     assert cell.trigger("release_estop")[0]
+    assert cell.trigger("start")[0]
     cell.start_gateway()
 
     assert cell.change(DEACTIVATE)

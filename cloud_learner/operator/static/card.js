@@ -74,7 +74,8 @@ export class Card {
       this.letGo("free");
     });
     this.stop = button("E-stop", "danger", () => this.send({ type: "estop", robot: this.name }));
-    this.release = button("Release stop", "danger", () => this.send({ type: "release_estop", robot: this.name }));
+    this.start = button("Start", "primary", () => this.send({ type: "start", robot: this.name }));
+    this.stops = element("div", { class: "stops", role: "group", "aria-label": `Stops of ${this.name}` });
     this.node = element(
       "article", { class: "card", "aria-label": `Robot ${this.name}`, tabindex: "-1", "data-robot": this.name },
       element("div", { class: "view" }, this.picture, this.noPicture, this.chip, this.driving, this.cameras),
@@ -85,7 +86,8 @@ export class Card {
         this.task, this.reason,
         element("dl", { class: "facts" }, fact("Version", "version"), fact("Episodes", "episodes"),
           fact("Interventions", "interventions"), fact("Missed ticks", "missed")),
-        element("div", { class: "buttons" }, this.takeOver, this.handBack, this.stop, this.release),
+        element("div", { class: "buttons" }, this.takeOver, this.handBack, this.stop, this.start),
+        this.stops,
         this.buildPad(),
       ),
     );
@@ -142,13 +144,15 @@ export class Card {
     setText(this.facts.episodes, count(robot.episodes));
     setText(this.facts.interventions, count(robot.interventions));
     setText(this.facts.missed, `${robot.missed_percent.toFixed(robot.missed_percent < 1 ? 2 : 1)}%`);
-    const stopped = robot.mode === "estop";
+    const stopped = robot.stops.length > 0;
     this.takeOver.hidden = mine;
-    this.takeOver.disabled = control === "other" || lost || stopped || Boolean(robot.not_drivable);
+    this.takeOver.disabled = control === "other" || lost || stopped || robot.ready || Boolean(robot.not_drivable);
     this.takeOver.title = robot.not_drivable ? `Cannot be driven from here: ${robot.not_drivable}.` : "";
     this.handBack.hidden = !(mine || control === "dropped");
-    this.stop.hidden = stopped;
-    this.release.hidden = !stopped;
+    this.stop.hidden = robot.mode === "estop"; // as the robot shows it: one that moves on can be stopped again
+    this.start.hidden = !robot.ready;
+    this.start.disabled = control === "other" || lost;
+    this.drawStops(robot.stops);
     this.drawRecent(robot.recent);
     this.drawCameras(robot.spec?.cameras ?? []);
     this.drawPad();
@@ -156,14 +160,29 @@ export class Card {
 
   explain(robot, control, lost) {
     if (lost) return `No word for ${Math.round(robot.age_s)} s.`;
+    const who = [...new Set(robot.stops.map((stop) => stop.who))].join(", ");
+    if (who) return `Stopped by ${who}. It stays stopped until each stop is released, and then started.`;
+    if (robot.ready) return "All stops are released. It stands still until somebody starts it.";
     if (control === "dropped") return "The page that drove it is gone. It holds until someone takes over or hands back.";
     if (control === "other") {
       const { lease } = robot;
       const elsewhere = lease?.priority >= OPERATOR && lease.purpose !== "estop" && !lease.holder.startsWith("web-");
       return elsewhere ? `Held by ${lease.holder} for ${lease.purpose}.` : "Driven from another page.";
     }
-    if (robot.reason) return sentence(robot.detail ? `${robot.reason}: ${robot.detail}` : robot.reason);
-    return robot.mode === "estop" ? "Stopped by a person." : "";
+    return robot.reason ? sentence(robot.detail ? `${robot.reason}: ${robot.detail}` : robot.reason) : "";
+  }
+
+  /** One button for each stop: a release takes back only the one that it names. */
+  drawStops(stops) {
+    const key = stops.map((stop) => stop.id).join();
+    if (this.stopsKey === key) return;
+    this.stopsKey = key;
+    this.stops.hidden = stops.length === 0;
+    this.stops.replaceChildren(...stops.map(({ id, who }) => {
+      const node = element("button", { type: "button", class: "danger", title: id }, `Release stop of ${who}`);
+      node.addEventListener("click", () => this.send({ type: "release_estop", robot: this.name, stop: id }));
+      return node;
+    }));
   }
 
   /** How the robot is as a resource of the fleet, and who has it. */

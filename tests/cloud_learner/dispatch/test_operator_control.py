@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hal.safety.stop_latch import StopLatch
 from tests.cloud_learner.dispatch.hall import Hall, commands, page
+from tests.cloud_learner.fake_edge import FakeEdge
 from wire.errors import RejectedError, StorageError
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
 from wire.messages.gateway import OperatorCommand
@@ -90,11 +92,18 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
     assert hall.robots(hall.peer())["robot-0"].health == "stopped"
     refused = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 1.0)).refused
-    assert f"is stopped by 'web-{me}'. Release the stop first." in refused
+    (stop,) = edge.latch.state.stops
+    assert f"is stopped by web-{me} ({stop}). Release the stop first." in refused
     page(hall, me, "take_over")
-    assert hall.desk.pop_rejections(me) == [f"robot-0 is stopped by 'web-{me}'. Release the stop first."]
+    assert hall.desk.pop_rejections(me) == [f"robot-0 is stopped by web-{me} ({stop}). Release the stop first."]
     assert hall.desk.control(me) == {}
-    page(hall, me, "release_estop")
+    release(hall, me, edge)
+    assert hall.lease("robot-0") == (f"web-{me}", "estop") and edge.mode == "hold"
+    assert hall.robots(hall.peer())["robot-0"].health == "stopped"
+    page(hall, me, "take_over")
+    assert "Start it first." in hall.desk.pop_rejections(me)[0]
+    page(hall, me, "start")
+    hall.pass_time(0.2)
     # it was being driven, by somebody who has lost it: it waits for a person
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
     page(hall, me, "hand_back")
@@ -105,10 +114,13 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
 def test_a_stop_beside_the_robot_is_a_lease_too(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
-    edge.mode = "estop"
+    edge.latch.stop("ros-1", "ros")
     hall.pass_time(30.0)
     assert hall.lease("robot-0") == ("beside the robot", "estop")
-    edge.mode = "policy"
+    edge.latch.release("ros-1")
+    hall.pass_time(10.0)
+    assert hall.lease("robot-0") == ("beside the robot", "estop")
+    edge.latch.start()
     hall.pass_time(10.0)
     assert hall.lease("robot-0") == ("main", "rollout")
 
@@ -182,15 +194,15 @@ def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
     teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.pass_time(5.0)
     assert hall.lease("robot-0") == ("teleoperator", "estop")
-    assert "stopped by 'teleoperator'" in hall.ask(teleoperator, AcquireLease(4, "robot-0", "drive", 80, 1.0)).refused
-    teleoperator.send(OperatorCommand("robot-0", "release_estop"))
+    assert "stopped by teleoperator (" in hall.ask(teleoperator, AcquireLease(4, "robot-0", "drive", 80, 1.0)).refused
+    (stop,) = edge.latch.state.stops
+    teleoperator.send(OperatorCommand("robot-0", "release_estop", stop=stop))
+    hall.pass_time(1.0)
+    teleoperator.send(OperatorCommand("robot-0", "start"))
     hall.pass_time(1.0)
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
-    assert commands(edge)[3:] == ["estop", "drop_link", "release_estop"] or commands(edge)[3:] == [
-        "drop_link",
-        "estop",
-        "release_estop",
-    ]
+    assert sorted(commands(edge)[3:5]) == ["drop_link", "estop"]
+    assert commands(edge)[5:] == ["release_estop", "start"]
 
 
 def test_a_page_cannot_take_what_a_teleoperator_drives_and_a_console_can_end_it(hall: Hall) -> None:
@@ -220,14 +232,14 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
     teleoperator = hall.peer("teleoperator")
     teleoperator.send(OperatorCommand("robot-0", "estop"))
     hall.gateway.poll()
-    hall.received(edge.channel)  # lost on its way
+    (stop,) = [m.stop for m in hall.received(edge.channel) if isinstance(m, OperatorCommand)]  # lost on its way
     for _ in range(30):
         # the robot works on and hears nothing
         hall.clock.advance(200_000_000)
         edge.status()
         hall.gateway.poll()
         lost = [m for m in hall.received(edge.channel) if isinstance(m, OperatorCommand)]
-        assert [(m.kind, m.operator) for m in lost] == [("estop", "teleoperator")]
+        assert [(m.kind, m.operator, m.stop) for m in lost] == [("estop", "teleoperator", stop)]
         assert hall.lease("robot-0") == ("teleoperator", "estop")
     hall.pass_time(0.4)
     assert edge.mode == "estop"
@@ -235,7 +247,8 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
     hall.pass_time(10.0)
     assert commands(edge) == told and hall.lease("robot-0") == ("teleoperator", "estop")
     # what was shown once may be released beside the robot
-    edge.mode = "policy"
+    edge.latch.release(stop)
+    edge.latch.start()
     hall.pass_time(10.0)
     assert hall.lease("robot-0") == ("main", "rollout") and commands(edge) == told
 
@@ -243,11 +256,11 @@ def test_a_stop_that_was_lost_is_sent_again_until_the_robot_shows_it(hall: Hall)
 def test_a_stop_is_not_sent_faster_than_it_can_be_heard(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
-    page(hall, hall.desk.join(), "estop")
+    hall.desk.handle_message(hall.desk.join(), b'{"type": "estop", "robot": "robot-0"}')
+    hall.gateway.poll()
     hall.received(edge.channel)
     for _ in range(50):
         hall.clock.advance(20_000_000)
-        edge.mode = "policy"
         edge.status()
         hall.gateway.poll()
     assert len([m for m in hall.received(edge.channel) if isinstance(m, OperatorCommand)]) == 10
@@ -270,7 +283,8 @@ def test_a_page_stops_a_robot_without_a_link_when_it_is_back(hall: Hall) -> None
     assert edge.mode == "estop"  # before it has reported anything
     hall.pass_time(5.0)
     assert hall.lease("robot-0") == (f"web-{me}", "estop")
-    page(hall, me, "release_estop")
+    release(hall, me, edge)
+    page(hall, me, "start")
     hall.pass_time(5.0)
     assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")
 
@@ -282,11 +296,10 @@ def test_a_report_from_before_the_release_does_not_confirm_the_next_stop(hall: H
     page(hall, me, "estop")
     hall.pass_time(3.0)
     edge.status()  # on its way while the stop is released and set again
-    page(hall, me, "release_estop")
+    release(hall, me, edge)
     hall.desk.handle_message(me, b'{"type": "estop", "robot": "robot-0"}')
     hall.gateway.poll()
     hall.received(edge.channel)
-    edge.mode = "policy"
     hall.pass_time(5.0)
     assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
 
@@ -297,12 +310,14 @@ def test_stopping_once_more_counts_from_then_on(hall: Hall) -> None:
     me, you = hall.desk.join(), hall.desk.join()
     page(hall, me, "estop")
     hall.pass_time(3.0)
-    edge.mode = "policy"  # released beside the robot, and nobody heard of it yet
+    (first,) = edge.latch.state.stops
+    edge.latch.release(first)  # beside the robot, and nobody heard of it yet
     hall.desk.handle_message(you, b'{"type": "estop", "robot": "robot-0"}')
     hall.gateway.poll()
     hall.received(edge.channel)
     hall.pass_time(5.0)
-    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
+    assert list(edge.latch.state.stops.values()) == [f"web-{you}"]
+    assert hall.lease("robot-0") == (f"web-{you}", "estop")
 
 
 def test_a_stop_is_sent_again_after_a_restart_of_the_gateway(hall: Hall) -> None:
@@ -310,12 +325,18 @@ def test_a_stop_is_sent_again_after_a_restart_of_the_gateway(hall: Hall) -> None
     hall.pass_time(1.0)
     me = hall.desk.join()
     page(hall, me, "estop")
-    edge.mode = "policy"  # it never heard of it
+    hall.pass_time(0.2)
+    page(hall, me, "estop")
+    first, second = edge.latch.state.stops
+    edge.latch.release(first)
+    edge.latch.release(second)  # as if it never heard of the second
+    edge.latch.start()
     hall = hall.killed()
     hall.pass_time(10.0)
-    assert edge.mode == "estop" and hall.lease("robot-0") == (f"web-{me}", "estop")
-    # confirmed now: it ends where it is released
-    edge.mode = "policy"
+    assert list(edge.latch.state.stops) == [second] and hall.lease("robot-0") == (f"web-{me}", "estop")
+    # shown now: it ends where it is released
+    edge.latch.release(second)
+    edge.latch.start()
     hall.pass_time(10.0)
     assert hall.lease("robot-0") == ("main", "rollout")
     hall.ledger.close()
@@ -324,10 +345,11 @@ def test_a_stop_is_sent_again_after_a_restart_of_the_gateway(hall: Hall) -> None
 def test_a_stop_beside_the_robot_that_ended_with_the_gateway_away_is_over(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
-    edge.mode = "estop"
+    edge.latch.stop("ros-1", "ros")
     hall.pass_time(3.0)
     hall = hall.killed()
-    edge.mode = "policy"
+    edge.latch.release("ros-1")
+    edge.latch.start()
     hall.pass_time(10.0)
     assert "estop" not in commands(edge) and hall.lease("robot-0") == ("main", "rollout")
     hall.ledger.close()
@@ -340,6 +362,7 @@ def test_a_new_control_process_is_told_of_the_stop(hall: Hall) -> None:
     page(hall, me, "estop")
     hall.pass_time(3.0)
     edge.pid += 1
+    edge.latch = StopLatch()
     edge.mode, edge.job = "reset", None
     edge.hello()
     hall.pass_time(5.0)
@@ -413,14 +436,179 @@ def test_who_stopped_a_robot_releases_it_by_another_line_and_nobody_else_does(ha
     first, again, other = hall.peer("teleoperator@4"), hall.peer("teleoperator"), hall.peer("teleoperator-2")
     refused = hall.ask(again, OperatorCommand("robot-0", "release_estop")).refused
     assert refused == "release_estop: 'robot-0' is not stopped."
-    first.send(OperatorCommand("robot-0", "estop"))
+    assert hall.ask(again, OperatorCommand("robot-0", "start")).refused == "start: 'robot-0' is not stopped."
+    first.send(OperatorCommand("robot-0", "estop", stop="teleoperator-a"))
     hall.pass_time(3.0)
     assert hall.lease("robot-0") == ("teleoperator@4", "estop")
-    refused = hall.ask(other, OperatorCommand("robot-0", "release_estop")).refused
-    assert "is stopped by 'teleoperator@4', not by 'teleoperator-2'. Release the stop at the page" in refused
+    mine = OperatorCommand("robot-0", "release_estop", stop="teleoperator-a")
+    refused = hall.ask(other, mine).refused
+    assert "is the stop of 'teleoperator@4', not of 'teleoperator-2'. Release it at the page" in refused
+    refused = hall.ask(again, OperatorCommand("robot-0", "release_estop")).refused
+    assert "It is stopped by teleoperator@4 (teleoperator-a)." in refused
     number = hall.gateway._dispatcher.leases.all()[0].number
     assert "Release the stop" in hall.ask(again, ReleaseLease(1, "robot-0", number)).refused
     assert "until it is released" in hall.ask(again, RenewLease(2, "robot-0", number)).refused
-    again.send(OperatorCommand("robot-0", "release_estop"))
+    assert "Release that first" in hall.ask(again, OperatorCommand("robot-0", "start")).refused
+    again.send(mine)
+    hall.gateway.poll()
+    assert "has not shown yet" in hall.ask(again, OperatorCommand("robot-0", "start")).refused
+    hall.pass_time(5.0)
+    assert edge.mode == "hold" and hall.lease("robot-0") == ("teleoperator@4", "estop")
+    other.send(OperatorCommand("robot-0", "start"))  # nobody drives it: whoever may drive may start it
     hall.pass_time(5.0)
     assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")
+
+
+# --- several stops ----------------------------------------------------------------------------------------------------
+
+
+def test_each_stop_is_released_by_its_name_and_the_last_leaves_the_robot_ready(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me, you = hall.desk.join(), hall.desk.join()
+    page(hall, me, "estop")
+    page(hall, you, "estop")
+    edge.latch.stop("cli-1", "cli")
+    hall.pass_time(1.0)
+    mine, yours, _ = edge.latch.state.stops
+    assert shown(hall) == ({mine: f"web-{me}", yours: f"web-{you}", "cli-1": "cli"}, False)
+    for wrong in ("", "web-9"):
+        page(hall, me, "release_estop", stop=wrong)
+        (refused,) = hall.desk.pop_rejections(me)
+        assert all(stop in refused for stop in (mine, yours, "cli-1"))
+    page(hall, me, "start")
+    assert "Release that first" in hall.desk.pop_rejections(me)[0]
+    page(hall, me, "release_estop", stop=mine)
+    hall.pass_time(1.0)
+    assert hall.lease("robot-0") == (f"web-{you}", "estop")
+    page(hall, me, "release_estop", stop=yours)
+    page(hall, me, "release_estop", stop="cli-1")
+    hall.pass_time(1.0)
+    assert shown(hall) == ({}, True) and edge.mode == "hold"
+    page(hall, you, "start")
+    hall.pass_time(5.0)
+    assert shown(hall) == ({}, False) and edge.mode == "policy"
+    assert hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_a_late_release_of_an_old_stop_does_not_touch_a_newer_one(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    (old,) = edge.latch.state.stops
+    hall.pass_time(1.0)
+    late = OperatorCommand("robot-0", "release_estop", stop=old)
+    page(hall, me, "release_estop", stop=old)
+    page(hall, me, "estop")
+    hall.server.send("robot-0", late)  # the robot hears it once more
+    page(hall, me, "release_estop", stop=old)
+    assert f"'{old}' is no stop" in hall.desk.pop_rejections(me)[0]
+    hall.pass_time(5.0)
+    assert edge.mode == "estop" and old not in edge.latch.state.stops
+    hall = hall.killed()
+    me = hall.desk.join()
+    hall.pass_time(1.0)
+    page(hall, me, "release_estop", stop=old)
+    assert f"'{old}' is no stop" in hall.desk.pop_rejections(me)[0]
+    hall.pass_time(5.0)
+    assert edge.mode == "estop" and hall.lease("robot-0") == ("web-1", "estop")
+    hall.ledger.close()
+
+
+def test_a_release_that_is_lost_leaves_the_stop_standing(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    hall.pass_time(1.0)
+    (stop,) = edge.latch.state.stops
+    hall.server.cut.add("robot-0")
+    release(hall, me, edge)
+    hall.pass_time(10.0)
+    hall.server.cut.clear()
+    edge.hello()
+    hall.pass_time(3.0)
+    assert shown(hall) == ({stop: f"web-{me}"}, False) and commands(edge) == ["estop"]
+    release(hall, me, edge)
+    page(hall, me, "start")
+    hall.pass_time(5.0)
+    assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")
+
+
+def test_all_stops_that_were_lost_outlive_the_gateway(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    hall.server.cut.add("robot-0")
+    me, you = hall.desk.join(), hall.desk.join()
+    page(hall, me, "estop")
+    page(hall, you, "estop")
+    hall = hall.killed()
+    hall.server.cut.clear()
+    hall.pass_time(5.0)
+    assert sorted(edge.latch.state.stops.values()) == [f"web-{me}", f"web-{you}"]
+    hall.ledger.close()
+
+
+def test_a_robot_that_waits_to_be_started_waits_for_the_next_gateway_too(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me = hall.desk.join()
+    page(hall, me, "estop")
+    hall.pass_time(1.0)
+    release(hall, me, edge)
+    hall = hall.killed()
+    hall.pass_time(20.0)
+    assert hall.lease("robot-0") == (f"web-{me}", "estop") and shown(hall) == ({}, True)
+    page(hall, hall.desk.join(), "start")
+    hall.pass_time(5.0)
+    assert edge.mode == "policy" and hall.lease("robot-0") == ("main", "rollout")
+    hall.ledger.close()
+
+
+def test_who_drives_a_robot_starts_it(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    me, you = hall.desk.join(), hall.desk.join()
+    page(hall, me, "take_over")
+    page(hall, you, "estop")
+    hall.pass_time(1.0)
+    release(hall, you, edge)  # one's own, also while somebody else drives
+    hall.pass_time(1.0)
+    with pytest.raises(RejectedError, match="driven from another page"):
+        page(hall, you, "start")
+    teleoperator = hall.peer("teleoperator")
+    refused = hall.ask(teleoperator, OperatorCommand("robot-0", "start")).refused
+    assert refused == f"start: 'robot-0' is driven by 'web-{me}', who has to start it."
+    page(hall, me, "start")
+    hall.pass_time(1.0)
+    assert edge.mode == "human" and hall.lease("robot-0") == (f"web-{me}", "operator")
+
+
+def test_the_first_word_of_a_new_control_process_ends_no_stop(hall: Hall) -> None:
+    edge = hall.edge("robot-0")
+    hall.pass_time(1.0)
+    edge.latch.stop("ros-1", "ros")
+    hall.pass_time(10.0)
+    kept, edge.latch = edge.latch, StopLatch()  # it has not asked the driver yet
+    edge.status()
+    hall.gateway.poll()
+    edge.latch = kept
+    assert hall.lease("robot-0") == ("beside the robot", "estop")
+    hall.pass_time(5.0)
+    assert shown(hall) == ({"ros-1": "ros"}, False)
+
+
+def release(hall: Hall, operator: int, edge: FakeEdge) -> None:
+    """Every stop of the robot, by its name."""
+    hall.pass_time(0.2)
+    for stop in edge.latch.state.stops:
+        page(hall, operator, "release_estop", edge.name, stop=stop)
+    hall.pass_time(0.2)
+
+
+def shown(hall: Hall, robot: str = "robot-0") -> tuple[dict[str, str], bool]:
+    """Who stops the robot, by the id of the stop, and whether it waits to be started, as the page has it."""
+    hall.pass_time(0.2)
+    (model,) = [model for model in hall.view.snapshot()["robots"] if model["name"] == robot]
+    return {stop["id"]: stop["who"] for stop in model["stops"]}, model["ready"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
+from hal.safety.stop_latch import StopLatch
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
@@ -45,6 +47,7 @@ class Gateway:
         self.commands: list[OperatorCommand] = []
         self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
+        self.latches = {name: StopLatch() for name in ROBOTS}
         self._stop = threading.Event()
         for name in ROBOTS:
             self.view.add_robot(name, arm_spec())
@@ -63,13 +66,20 @@ class Gateway:
         while not self._stop.wait(0.05):
             for command in self.view.pop_commands():
                 self.commands.append(command)
-                modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold", "estop": "estop"}
+                modes = {"take_over": "human", "hand_back": "policy", "drop_link": "hold"}
                 self._modes[command.robot] = modes.get(command.kind, self._modes[command.robot])
-                if command.kind == "release_estop":
-                    self._modes[command.robot] = "policy"
-            self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),))
+                match command.kind:
+                    case "estop":
+                        self.latches[command.robot].stop(command.stop, command.operator)
+                    case "release_estop":
+                        self.latches[command.robot].release(command.stop)
+                    case "start":
+                        self.latches[command.robot].start()
+            stops = {name: latch.state for name, latch in self.latches.items()}
+            self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),), stops)
             for name in ROBOTS:
-                self.view.update_status(edge_status(name, mode=self._modes[name]))
+                mode = "estop" if stops[name].stops else "hold" if stops[name].ready else self._modes[name]
+                self.view.update_status(edge_status(name, mode=mode, stop=stops[name]))
                 self.view.update_preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
 
@@ -234,8 +244,24 @@ def test_stops(page: sync_api.Page, gateway: Gateway):
     assert gateway.wait_for("estop").robot == "r3"
     sync_api.expect(card.locator(".chip")).to_have_text("estop")
     sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
-    card.get_by_role("button", name="Release stop").click()
-    assert gateway.wait_for("release_estop").robot == "r3"
+    gateway.latches["r3"].stop("cli-1", "cli")  # somebody else stops it too
+    mine = card.get_by_role("button", name="Release stop of web-")
+    other = card.get_by_role("button", name="Release stop of cli")
+    sync_api.expect(other).to_be_visible()
+    sync_api.expect(card.locator(".reason")).to_have_text(re.compile(r"Stopped by web-\d+, cli\."))
+    mine.click()
+    released = gateway.wait_for("release_estop")
+    assert (released.robot, released.stop) == ("r3", gateway.wait_for("estop").stop)
+    sync_api.expect(mine).to_have_count(0)
+    start = card.get_by_role("button", name="Start")
+    sync_api.expect(start).to_be_hidden()
+    other.click()
+    sync_api.expect(card.locator(".reason")).to_have_text(re.compile("stands still until somebody starts it"))
+    sync_api.expect(card.get_by_role("button", name="Take over")).to_be_disabled()
+    start.click()
+    assert gateway.wait_for("start").robot == "r3"
+    sync_api.expect(card.locator(".chip")).to_have_text("policy")
+    sync_api.expect(start).to_be_hidden()
     since = len(gateway.commands)
     page.get_by_role("button", name="Stop all robots").click()
     for card in page.locator(".card").all():
@@ -287,4 +313,25 @@ def test_a_phone_drives_by_touch(browser: sync_api.Browser, gateway: Gateway, se
     shots = Path(os.environ.get("OPERATOR_SHOTS", tmp_path))
     page.screenshot(path=shots / "phone.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    context.close()
+
+
+def test_a_phone_releases_and_starts(browser: sync_api.Browser, gateway: Gateway, server: Server):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(server.url)
+    card = page.locator("[data-robot=r2]")
+    for name in ("ros", "teleoperator-in-the-other-hall", "cli"):
+        gateway.latches["r2"].stop(f"{name}-1", name)
+    buttons = card.get_by_role("button", name="Release stop of")
+    sync_api.expect(buttons).to_have_count(3)
+    for button in buttons.all():
+        box = button.bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["height"] >= 44
+    for name in ("ros", "teleoperator-in-the-other-hall", "cli"):
+        card.get_by_role("button", name=f"Release stop of {name}").tap()
+        sync_api.expect(card.get_by_role("button", name=f"Release stop of {name}")).to_have_count(0)
+    card.get_by_role("button", name="Start").tap()
+    assert gateway.wait_for("start").robot == "r2"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     context.close()

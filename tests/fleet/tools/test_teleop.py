@@ -65,17 +65,6 @@ class Hand:
     def close(self) -> None: ...
 
 
-class Edge(FakeEdge):
-    """Keeps stopped until it is let go, as a real one does."""
-
-    def poll(self) -> None:
-        super().poll()
-        kinds = [message.kind for message in self.received if isinstance(message, OperatorCommand)]
-        stops = [kind for kind in kinds if kind in ("estop", "release_estop")]
-        if stops[-1:] == ["estop"]:
-            self.mode = "estop"
-
-
 class Scene:
     """A gateway, two robots, and somebody with a device."""
 
@@ -84,7 +73,7 @@ class Scene:
         self.clock = ManualClock(10**9)
         self.server = MemoryServer()
         self._open()
-        self.edges = [Edge(f"robot-{n}", self.server.connect(f"robot-{n}"), self.clock) for n in range(2)]
+        self.edges = [FakeEdge(f"robot-{n}", self.server.connect(f"robot-{n}"), self.clock) for n in range(2)]
         self.robot = self.edges[0]
         for edge in self.edges:
             edge.hello()
@@ -273,7 +262,8 @@ def test_anybody_may_stop_a_robot_and_driving_ends(scene: Scene) -> None:
     scene.run(0.3)
     assert "estop" in scene.kinds
     assert not scene.person.driving
-    assert any("told to stop" in said for said in scene.said)
+    (stop,) = scene.robot.latch.state.stops
+    assert any(f"`vla-fleet stop robot-0 --release {stop}`" in said for said in scene.said)
     assert "hand_back" not in scene.kinds, "it would go on by itself when the stop is released"
     scene.run(3.0)
     assert scene.kinds.count("estop") == 1
@@ -282,11 +272,24 @@ def test_anybody_may_stop_a_robot_and_driving_ends(scene: Scene) -> None:
     assert not scene.person.driving
     assert scene.robot.mode == "estop"
     assert "command" not in scene.kinds[3:]
-    assert "is stopped by 'teleoperator'" in scene.said[-1]
+    assert "is stopped by teleoperator (" in scene.said[-1]
     scene.person.close()
     scene.gone = True
     scene.run(0.5)
     assert scene.kinds[-1] == "hand_back"
+
+
+def test_a_stop_button_that_is_held_is_one_stop(scene: Scene) -> None:
+    scene.run(0.3)
+    read = scene.hand.read
+    scene.hand.read = lambda *arguments: msgspec.structs.replace(read(*arguments), estop=True)  # type: ignore[method-assign]
+    scene.run(1.0)
+    assert list(scene.robot.latch.state.stops.values()) == ["teleoperator"]
+    scene.hand.read = read  # type: ignore[method-assign]
+    scene.run(0.1)
+    scene.hand.wants = TeleopCommand(estop=True)
+    scene.run(0.3)
+    assert len(scene.robot.latch.state.stops) == 2, "a release of the first must not touch the second"
 
 
 def test_a_stop_that_cannot_leave_is_said_and_sent_later(scene: Scene) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hal.safety.stop_latch import StopLatch
 from robot_edge.control.mode import HoldReason
 from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
@@ -22,6 +23,7 @@ from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, r
 from robot_edge.ros2.topics import Endpoint, describe_missing
 from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
+from wire.stop_state import StopState
 from wire.transport.memory_channel import memory_pair
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -104,6 +106,9 @@ def test_rclpy_is_imported_in_two_files() -> None:
 # --- diagnosis --------------------------------------------------------------------------------------------------------
 
 
+STOPPED = StopState({"ros-a": "ros", "web-1-b": "web-1"})
+
+
 def status(mode: str = "policy", reason: str = "", **more: Any) -> EdgeStatus:
     plain = {
         "robot": "left",
@@ -142,7 +147,12 @@ def test_a_robot_that_has_nothing_to_do_is_fine(reason: HoldReason) -> None:
     ("found", "level", "says"),
     [
         (diagnose("active", "", status("hold", HoldReason.stale_camera), 0.1), WARN, "a camera stands still"),
-        (diagnose("active", "", status("estop", HoldReason.estop), 0.1), WARN, "~/release_estop"),
+        (
+            diagnose("active", "", status("estop", stop=STOPPED), 0.1),
+            WARN,
+            "stopped by ros (ros-a), web-1 (web-1-b); ~/r",
+        ),
+        (diagnose("active", "", status("hold", stop=StopState(ready=True)), 0.1), WARN, "~/start lets it go on"),
         (diagnose("active", "", status("hold", "x", fault="the arm does not answer"), 0.1), ERROR, "does not answer"),
         (diagnose("active", "", status(), 0.1, "left.uplink ended with signal SIGKILL"), WARN, "left.uplink ended"),
         (diagnose("active", "", None, 1.0), WARN, "starting"),
@@ -167,7 +177,7 @@ class Robot:
     def __init__(self) -> None:
         ours, self.theirs = memory_pair()
         self.line = ours
-        self.mode = "policy"
+        self.latch = StopLatch()
         self.deaf = False
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.run)
@@ -176,8 +186,15 @@ class Robot:
         while not self.ended.wait(0.01):
             while isinstance(wish := self.line.recv(), OperatorCommand):
                 if not self.deaf:
-                    self.mode = {"estop": "estop", "release_estop": "hold"}.get(wish.kind, self.mode)
-            self.line.send(status(self.mode))
+                    match wish.kind:
+                        case "estop":
+                            self.latch.stop(wish.stop, wish.operator)
+                        case "release_estop":
+                            self.latch.release(wish.stop)
+                        case "start":
+                            self.latch.start()
+            mode = "estop" if self.latch.state.stops else "hold" if self.latch.state.ready else "policy"
+            self.line.send(status(mode, stop=self.latch.state))
 
     def __enter__(self) -> Robot:
         self.thread.start()
@@ -191,17 +208,39 @@ class Robot:
 def test_a_wish_is_carried_out_and_seen() -> None:
     with Robot() as robot:
         operator = Ros2Operator("left", robot.theirs)
-        assert operator.command("estop", lambda status: status.mode == "estop", 5.0) == ""
+        assert operator.stop(5.0) == ""
         assert operator.status is not None
         assert operator.status.mode == "estop"
-        assert operator.command("release_estop", lambda status: status.mode != "estop", 5.0) == ""
+        assert list(operator.stop_state.stops.values()) == ["ros"]
+        assert operator.release(5.0) == ""
+        assert operator.stop_state == StopState(ready=True)
+        assert operator.start(5.0) == ""
+        assert operator.stop_state.free
+
+
+def test_a_release_takes_back_what_was_stopped_through_ros_and_says_what_is_left() -> None:
+    with Robot() as robot:
+        operator = Ros2Operator("left", robot.theirs)
+        robot.latch.stop("web-1-b", "web-1")
+        robot.latch.stop("ros-of-a-node-before", "ros")
+        assert operator.stop(5.0) == ""
+        assert operator.stop(5.0) == ""
+        assert len(operator.stop_state.stops) == 4
+        assert operator.release(5.0) == ""
+        assert str(operator.stop_state) == "stopped by web-1 (web-1-b)"
+        assert "none of that was made through ROS" in operator.release(5.0)
+        assert operator.start(5.0) == "robot 'left' is stopped by web-1 (web-1-b); release that first."
+        robot.latch.release("web-1-b")
+        operator.command("hand_back", lambda status: status.stop.ready, 5.0)
+        assert operator.release(5.0) == "", "there is nothing to release"
+        assert operator.start(5.0) == ""
 
 
 def test_a_wish_that_control_does_not_hear_is_not_called_done() -> None:
     with Robot() as robot:
         robot.deaf = True
         operator = Ros2Operator("left", robot.theirs)
-        problem = operator.command("estop", lambda status: status.mode == "estop", 0.3)
+        problem = operator.stop(0.3)
     assert problem == "robot 'left': 'estop' was sent, but control did not confirm it within 0.3 s"
 
 
