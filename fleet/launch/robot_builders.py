@@ -107,7 +107,7 @@ def _driver(recipe: Recipe, run_directory: Path, operated: bool) -> None:
     shutdown = ShutdownSignal()
     timeouts = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
-    deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
+    deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s, timeouts.stuck_coasting_s)
     run_driver_server(
         robot,
         run_directory / _HOST,
