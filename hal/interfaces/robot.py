@@ -233,7 +233,7 @@ def request_previews(robot: Robot, wanted: bool) -> None:
 
 
 def stop_motion(robot: Robot) -> bool:
-    """Stop whatever moves by the `robot`'s own way; False when it has none (`StoppableRobot`). Raises what it raises."""
+    """Stop whatever moves by the robot's own way; False when it has none (`StoppableRobot`). Raises what it raises."""
     # Not by isinstance: one that wraps another has what that has.
     stop = getattr(robot, "stop_motion", None)
     if stop is not None:

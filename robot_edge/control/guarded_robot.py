@@ -26,6 +26,7 @@ from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
 from robot_edge.control.observation_checks import CameraCheck, ClockCheck
 from wire.clock import Clock
 from wire.errors import (
+    CameraLostError,
     ConfigError,
     FleetError,
     InvalidDataError,
@@ -107,7 +108,9 @@ class GuardedRobot:
         return True
 
     def reset(self, task: str, seed: int) -> bool | None:
-        """Whether the robot stands at the start of `task`; None when it has to come to hold, or be started, before."""
+        """Whether the robot stands at the start of `task`; None when it has to come to hold, be started, or see again,
+        before.
+        """
         try:
             self._call("reset", lambda: self._robot.reset(task, seed))
         except RobotStoppedError:
@@ -115,6 +118,10 @@ class GuardedRobot:
             return None
         except RobotMovingError:
             self.write(None)
+            return None
+        except CameraLostError as error:
+            # Closing an arm may take its torque: no cable of a camera is worth that.
+            self.disconnect(HoldReason.stale_camera, f"it cannot be reset to '{task}': {error}", keep=True)
             return None
         except FleetError as error:
             self.disconnect(
