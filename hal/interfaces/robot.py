@@ -232,6 +232,11 @@ def request_previews(robot: Robot, wanted: bool) -> None:
         request(wanted)
 
 
+def is_real(robot: Robot) -> bool:
+    """Whether it can hurt somebody: a driver says so by an attribute `real`, without one it is a simulator."""
+    return bool(getattr(robot, "real", False))
+
+
 def stop_motion(robot: Robot) -> bool:
     """Stop whatever moves by the robot's own way; False when it has none (`StoppableRobot`). Raises what it raises."""
     # Not by isinstance: one that wraps another has what that has.

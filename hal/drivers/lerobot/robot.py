@@ -86,6 +86,8 @@ class NewestCamera:
 class LeRobotRobot:
     """Keeps the `Robot` protocol. `executed` is what lerobot's `send_action` says it sent."""
 
+    real = True
+
     def __init__(self, config: LeRobotConfig, clock: Clock | None = None) -> None:
         """Raises `ConfigError` for an unknown type, a wrong field or a dimension without unit or limits."""
         self.config = config

@@ -42,6 +42,7 @@ class Ros2Robot:
         self.config = config
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
+        self.real = not config.simulated
         self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
