@@ -14,7 +14,7 @@ from hal.interfaces.robot import Feedback, Robot, request_previews, stop_motion,
 from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action
 from hal.safety.rest import rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch
-from wire.errors import RobotMovingError, RobotStoppedError
+from wire.errors import FleetError, RobotMovingError, RobotStoppedError
 from wire.stop_state import StopState
 from wire.types import CommandType, Observation
 
@@ -160,11 +160,22 @@ class LimitedRobot:
             self._halted = False
             self._limiter.reset()
             if self.executed is not None:
-                self.executed = hold_action(self.spec, self.executed)
+                self.executed = self._where_it_stands(self.executed)
         if self.executed is not None:
             return self.executed
         state = self._state if self._state is not None else self.read().state
         return rest_action(self.spec, state, self._limits)
+
+    def _where_it_stands(self, executed: np.ndarray) -> np.ndarray:
+        """float32[da]: what keeps it where its driver has stopped it: the old targets would take it on."""
+        stays = hold_action(self.spec, executed)
+        try:
+            measured = rest_action(self.spec, self.read().state, self._limits)
+        except FleetError as error:
+            log.warning("robot '%s' keeps its last targets, it was not measured: %s", self.spec.embodiment, error)
+            return stays
+        unknown = [d.name in self._unmeasured for d in self.spec.action]
+        return np.where(unknown, stays, measured).astype(np.float32)
 
     def _write(self, action: np.ndarray, before: np.ndarray) -> Feedback:
         # Also before the driver answers: a call that blocks may have done what it was told.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,9 @@ class Ros2Robot:
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
         self.real = not config.simulated
+        if config.stop:
+            # Only then: whoever finds this method takes the robot for stopped by it.
+            self.stop_motion = self._ask_to_stop
         self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
@@ -189,6 +193,17 @@ class Ros2Robot:
             except FleetError as error:
                 log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
         self._release()
+
+    def _ask_to_stop(self) -> None:
+        """As `StoppableRobot.stop_motion`, by the robot's service; its answer is logged. Raises `RobotError`."""
+        if self._stop is None:
+            raise RobotError(f"{self._who}: it is not connected, and so cannot be asked to stop.")
+        self._stop.send().add_done_callback(self._on_stop_answered)
+
+    def _on_stop_answered(self, future: Any) -> None:
+        if future.exception() is not None or not future.result().success:
+            why = future.exception() or future.result().message or "no reason given"
+            log.error("%s: it was asked to stop and did not: %s", self._who, why)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
