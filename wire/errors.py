@@ -16,6 +16,7 @@
     │   └── CorruptDataError   bytes on disk that do not match their checksum
     ├── RobotError
     │   ├── RenderError        a simulated camera that cannot draw
+    │   ├── CameraLostError    a camera beside the robot gives no picture; the robot itself is well
     │   └── RobotDisconnectedError  the process that has the driver ended; a new one knows nothing of the running scene
     └── PolicyError
         └── WeightsError       weights that do not match their hash or their network
@@ -93,6 +94,10 @@ class RobotError(FleetError):
 
 class RenderError(RobotError):
     """A simulated camera cannot draw."""
+
+
+class CameraLostError(RobotError):
+    """A camera beside the robot gives no picture; the robot itself is well and keeps its connection."""
 
 
 class RobotDisconnectedError(RobotError):

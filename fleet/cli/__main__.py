@@ -138,17 +138,20 @@ def doctor(
 
     from fleet.config.overrides import read_json
     from fleet.config.recipes import get_recipe
-    from fleet.tools.doctor import default_task, examine, show, show_computer
+    from fleet.tools.doctor import default_task, examine, show, show_computer, show_limits
+    from hal.interfaces.robot import is_real
     from hal.registry import make_robot, read_config
+    from hal.safety.required import limits_block
 
     console = Console()
     if not (robot or recipe):
         show_computer(Path("data"), console)
         console.print("Examine a robot with: vla-fleet doctor --robot NAME [--robot-config FILE]")
         return
-    config = None
+    config, limits = None, None
     if recipe:
         made = get_recipe(recipe)
+        limits = made.loop.safety
         robot = robot or made.robot
         config = made.robot_config if robot == made.robot else None
     if robot_config:
@@ -157,13 +160,17 @@ def doctor(
     def make() -> Robot:
         return make_robot(robot, config)
 
-    task = task or default_task(make())
+    one = make()
+    proposal = limits_block(one.spec, limits) if is_real(one) else ""
+    task = task or default_task(one)
     if move and not simulated and not yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"robot '{robot}' will move: clear its workspace, then say --yes (or --no-move).")
         typer.confirm(f"'{robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
     found = examine(make, task, simulated, move, seconds, timeout, console)
     show(found, console)
+    if proposal:
+        show_limits(proposal, console)
     if report is not None:
         with storage_errors("writing the report", report):
             report.write_text(json.dumps({"robot": robot, **found.as_json()}, indent=2) + "\n")

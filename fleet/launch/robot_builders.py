@@ -20,6 +20,7 @@ from hal.driver_host.server import run_driver_server
 from hal.driver_host.stop_line import ANSWER_S, send_order
 from hal.driver_host.watchdog import CallDeadline
 from hal.registry import make_operator, make_robot
+from hal.safety.required import require_limits
 from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
 from robot_edge.runtime.lifecycle import PARENT, ShutdownSignal, instance_lock
@@ -54,11 +55,12 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     """One robot's processes, not started yet.
 
     Raises `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another
-    robot.
+    robot, a real robot without limits.
     """
     options = replace(options, keys=options.key_directory, data=options.root)
     recipe = options.overrides.applied(get_recipe(options.recipe))
     # Fails here, in one line, rather than in each of the children.
+    require_limits(make_robot(recipe.robot, recipe.robot_config), recipe.loop.safety)
     load_pair(options.key_directory, options.name)
     load_public(options.key_directory, GATEWAY)
     if options.think:
@@ -105,11 +107,12 @@ def run_edge_part(options: EdgePartOptions) -> None:
 def _driver(recipe: Recipe, directory: Path, run_directory: Path, operated: bool) -> None:
     announce_host(run_directory, directory)
     robot = make_robot(recipe.robot, recipe.robot_config)
+    require_limits(robot, recipe.loop.safety)
     operator = make_operator(recipe.robot, robot) if operated else None
     shutdown = ShutdownSignal()
     timeouts = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
-    deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s)
+    deadline = CallDeadline(timeouts.stuck_s, timeouts.reset_s + timeouts.stuck_s, timeouts.stuck_coasting_s)
     run_driver_server(
         robot,
         run_directory / HOST,

@@ -35,6 +35,7 @@ from robot_edge.runtime.forking import (
     start_program,
 )
 from robot_edge.runtime.lifecycle import PARENT
+from robot_edge.runtime.log_files import rotate_log
 from wire.errors import storage_errors
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with storage_errors("starting the parts' template", self._log_file):
             self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            rotate_log(self._log_file)
             output = self._log_file.open("ab")
         with theirs, output:
             process = subprocess.Popen(

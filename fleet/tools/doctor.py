@@ -100,6 +100,17 @@ def show(report: ConformanceReport, console: Console) -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def show_limits(block: str, console: Console) -> None:
+    """The limits that a recipe of a real robot must have, ready to paste."""
+    console.print(
+        "\nA real robot runs no policy without limits. From its spec; think about each number, then put this into the "
+        "recipe's LoopConfig:\n",
+        markup=False,
+        highlight=False,
+    )
+    console.print(block, markup=False, highlight=False, soft_wrap=True)
+
+
 # --- this computer ---------------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ from hal.driver_host.protocol import (
     peer_pid,
 )
 from hal.driver_host.stop_line import StopListener
+from hal.driver_host.stuck_driver import StuckDriverWatch
 from hal.driver_host.watchdog import CallDeadline
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.robot import Robot, Teleoperator, validate_observation, validate_outcome
@@ -83,6 +84,9 @@ class DriverServer:
         self._operator = operator
         self._watched = WatchedRobot(self.robot)
         self._deadline = deadline or CallDeadline()
+        self.robot.on_write = self._renew_deadline
+        self.stuck_watch = StuckDriverWatch(self._watched)
+        """for whoever runs this server to start"""
         self._seen: Observation | None = None
         self._traced_fault = ""
         self._ahead: DriverRequest | None = None
@@ -99,6 +103,9 @@ class DriverServer:
     def _wake_up(self) -> None:
         self._wake.send(b"!")
 
+    def _renew_deadline(self) -> None:
+        self._deadline.renew(self.robot.coasting)
+
     @property
     def _silence(self) -> str:
         """Why no command comes, if none does."""
@@ -111,7 +118,7 @@ class DriverServer:
 
     def step(self) -> None:
         """Answer what control asks, or hold when that is due; waits for at most a tenth of a second."""
-        self._deadline.renew()
+        self._renew_deadline()
         wait_s = min(_STEP_S, self._watched.left_s())
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - time.monotonic_ns()) / 1e9)
@@ -147,6 +154,7 @@ class DriverServer:
                 self._path.unlink(missing_ok=True)
             self._listener.close()
             self._stops.close()
+            self.stuck_watch.close()
             self._wake.close()
             self._woken.close()
             self._deadline.cancel()
@@ -324,14 +332,17 @@ def run_driver_server(
 
     Whoever handles signals has `stop` answer: an exception out of a handler would be taken for one of the driver.
 
-    A control process that is still there then gets `GRACE_S` to end by itself. When the driver blocks for longer than
-    `deadline` this process ends, with a trace in its log and exit status 1. Raises as `DriverServer`.
+    A control process that is still there then gets `GRACE_S` to end by itself. While the driver blocks it is stopped by
+    its own way, if it has one (`StuckDriverWatch`); when it blocks for longer than `deadline` this process ends, with a
+    trace in its log and exit status 1, so that a new one can have the robot. Raises as `DriverServer`.
     """
     server = DriverServer(robot, path, safety, operator, deadline, stop_file)
     # A collection of all that was imported takes longer than a control period.
     gc.collect()
     gc.freeze()
     real_time()
+    # It is as urgent as this thread, by which it is started.
+    server.stuck_watch.start()
     try:
         while not stop():
             server.step()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 
 _RENEW_S = 0.5
+_PER_TIMEOUT = 4
+"""a shorter timeout is renewed so often while it runs"""
 _TIMEOUT_TICKS = 2
 """control periods without a command after which hold is due"""
 
@@ -19,17 +21,24 @@ class CallDeadline:
     outside.
     """
 
-    def __init__(self, quick_s: float = 0.0, slow_s: float = 0.0) -> None:
-        """How long may pass between two calls of `renew`, and in what is `slow`; 0: as long as it takes."""
-        self._quick_s, self._slow_s = quick_s, slow_s
-        self._renewed_s = 0.0
+    def __init__(self, quick_s: float = 0.0, slow_s: float = 0.0, coasting_s: float = 0.0) -> None:
+        """How long may pass between two calls of `renew`, and in what is `slow`; 0: as long as it takes.
 
-    def renew(self) -> None:
-        """This process goes on; to be called at least once a second."""
+        `coasting_s`: instead of `quick_s`, while the robot moves on until it is told otherwise.
+        """
+        self._quick_s, self._slow_s, self._coasting_s = quick_s, slow_s, coasting_s or quick_s
+        self._armed_s = self._renewed_s = 0.0
+
+    def renew(self, coasting: bool = False) -> None:
+        """This process goes on; to be called several times a second. It ends no later than half a second after its
+        time, and a quarter of it.
+        """
+        timeout_s = self._coasting_s if coasting else self._quick_s
+        every_s = min(_RENEW_S, timeout_s / _PER_TIMEOUT)
         now_s = time.monotonic()
-        if self._quick_s and now_s - self._renewed_s > _RENEW_S:
-            self._renewed_s = now_s
-            faulthandler.dump_traceback_later(self._quick_s + _RENEW_S, exit=True)
+        if timeout_s and (timeout_s != self._armed_s or now_s - self._renewed_s > every_s):
+            self._armed_s, self._renewed_s = timeout_s, now_s
+            faulthandler.dump_traceback_later(timeout_s + every_s, exit=True)
 
     @contextlib.contextmanager
     def slow(self) -> Iterator[None]:
@@ -39,7 +48,7 @@ class CallDeadline:
         try:
             yield
         finally:
-            self._renewed_s = 0.0
+            self._armed_s = 0.0
             self.renew()
 
     def cancel(self) -> None:
@@ -79,6 +88,11 @@ class CommandWatchdog:
         """Hold was commanded; again in a period. Deadlines that passed meanwhile are skipped."""
         if self._due_ns is not None:
             self._due_ns += (max(0, now_ns - self._due_ns) // self._period_ns + 1) * self._period_ns
+
+    def overdue_s(self, now_ns: int) -> float:
+        """Since hold was due, 0 when it is not; for any thread."""
+        due_ns = self._due_ns
+        return 0.0 if due_ns is None else max(0, now_ns - due_ns) / 1e9
 
     def left_s(self, now_ns: int) -> float:
         """Until hold is due: 0 when it is now, infinite when it is not to come."""

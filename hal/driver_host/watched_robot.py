@@ -26,6 +26,8 @@ class WatchedRobot:
         self._clock = clock or MonotonicClock()
         self._watchdog = CommandWatchdog(robot.spec.period_ns)
         self._held_ticks = 0
+        self._begun_ns = 0
+        """when the command began that the driver is at, 0 for none"""
         self._what = f"robot '{robot.spec.embodiment}'"
 
     @property
@@ -53,7 +55,11 @@ class WatchedRobot:
             # It waited behind a driver that blocked: what was right then may be wrong now.
             log.warning("%s: a command is %.0f ms old and is not executed; it holds.", self._what, late_ns / 1e6)
             self._held_ticks, action = self._held_ticks + 1, None
-        done = robot.hold() if action is None else robot.write(action)
+        self._begun_ns = self._clock.now_ns()
+        try:
+            done = robot.hold() if action is None else robot.write(action)
+        finally:
+            self._begun_ns = 0
         self._watchdog.on_command(self._clock.now_ns())
         if self._held_ticks:
             log.info("%s: commanded again after %d periods of hold.", self._what, self._held_ticks)
@@ -71,6 +77,15 @@ class WatchedRobot:
     def left_s(self) -> float:
         """Until hold is due: 0 when it is now, infinite when it is not to come."""
         return self._watchdog.left_s(self._clock.now_ns())
+
+    def overdue_s(self) -> float:
+        """For how long hold has been due, 0 when it is not: for another thread, which so sees that this one is stuck.
+
+        Before the first command of a scene has come back nothing is due, and that one may be what blocks.
+        """
+        now_ns, begun_ns = self._clock.now_ns(), self._begun_ns
+        stuck_s = (now_ns - begun_ns - self._watchdog.timeout_ns) / 1e9 if begun_ns else 0.0
+        return max(self._watchdog.overdue_s(now_ns), stuck_s)
 
     def poll(self, why: str) -> None:
         """Hold if that is due; `why` no command came."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from hal.interfaces.camera import Camera
 from hal.interfaces.robot import Feedback, RestPose, Robot, Teleoperator
 from hal.registry import CAMERAS, make_camera, make_operator, make_robot, read_config
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError, RobotError
+from wire.errors import CameraLostError, ConfigError, FleetError, RobotError
 from wire.types import Frame, Observation, RobotSpec
+
+log = logging.getLogger(__name__)
 
 _KEPT = 16
 """pictures of each camera that are remembered, for observations that are stamped a little earlier"""
@@ -54,6 +57,8 @@ class CameraRobotConfig:
 class CameraRobot:
     """Keeps the `Robot` protocol. A picture is never newer than the observation it is in.
 
+    A camera that fails is no fault of the robot: its last picture stays and grows old, which is what whoever acts on it
+    looks at, and the camera mends itself meanwhile.
     What else the robot inside has (`tasks`, `task`, `privileged`, ...) is there by the same name.
     """
 
@@ -85,6 +90,8 @@ class CameraRobot:
         )
         self._frames: dict[str, deque[Frame]] = {name: deque(maxlen=_KEPT) for name in self._cameras}
         self._captured_ns: dict[str, int] = {}
+        self._faults: dict[str, str] = {}
+        """of cameras that give nothing now, by name"""
         self._ready = False
 
     def __getattr__(self, name: str) -> Any:
@@ -94,11 +101,12 @@ class CameraRobot:
         return getattr(self.inside, name)
 
     def connect(self) -> None:
-        """Connect the robot, then the cameras. Twice is once. Raises `RobotError`; then nothing stays open."""
+        """Connect the cameras, then the robot, which a missing camera so leaves alone. Twice is once. Raises
+        `RobotError`; then nothing stays open."""
         try:
-            self.inside.connect()
             for camera in self._cameras.values():
                 camera.connect()
+            self.inside.connect()
         except FleetError:
             self.close()
             raise
@@ -106,25 +114,26 @@ class CameraRobot:
     def reset(self, task: str, seed: int) -> RestPose | None:
         """Reset the robot and wait for a picture of each camera that was taken after that.
 
-        Raises `RobotError` when a camera gives none, and what the robot raises.
+        Raises `CameraLostError` when a camera gives none, and what the robot raises.
         """
         self._ready = False
         pose = self.inside.reset(task, seed)
         begun_ns = time.monotonic_ns()
-        for name, camera in self._cameras.items():
+        fresh = {name: self._fresh_picture(name, camera, begun_ns) for name, camera in self._cameras.items()}
+        for name, frame in fresh.items():
             self._frames[name].clear()
-            self._wait_for(name, camera, begun_ns)
+            self._store(name, frame)
         self._ready = True
         return pose
 
     def read(self) -> Observation:
-        """The robot's observation with the cameras' pictures. Raises `RobotError` when robot or camera has failed."""
+        """The robot's observation with the cameras' newest pictures. Raises `RobotError` when the robot has failed."""
         if not self._ready:
             # the robot's own refusal, if it has one
             self.inside.read()
             raise RobotError("robot 'with-cameras': read before reset(); call reset() first.")
         for name, camera in self._cameras.items():
-            self._store(name, camera.read())
+            self._look(name, camera)
         seen = self.inside.read()
         images = dict(seen.images)
         for name, frames in self._frames.items():
@@ -147,16 +156,33 @@ class CameraRobot:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, name: str, camera: Camera, begun_ns: int) -> None:
-        deadline = time.monotonic() + self.config.fresh_picture_s
-        while (frame := camera.read()).time_ns < begun_ns:
-            if time.monotonic() > deadline:
-                raise RobotError(
-                    f"robot 'with-cameras': camera '{name}' gave no picture within {self.config.fresh_picture_s:g} s "
-                    "of the reset. Check the camera."
-                )
-            time.sleep(0.001)
+    def _look(self, name: str, camera: Camera) -> None:
+        try:
+            frame = camera.read()
+        except Exception as error:  # noqa: BLE001 - whatever a camera raises, the robot can be read and held
+            if name not in self._faults:
+                log.error("robot 'with-cameras': camera '%s' is lost, its last picture stays: %s", name, error)
+            self._faults[name] = str(error)
+            return
+        if self._faults.pop(name, ""):
+            log.info("robot 'with-cameras': camera '%s' is back.", name)
         self._store(name, frame)
+
+    def _fresh_picture(self, name: str, camera: Camera, begun_ns: int) -> Frame:
+        deadline = time.monotonic() + self.config.fresh_picture_s
+        try:
+            while (frame := camera.read()).time_ns < begun_ns:
+                if time.monotonic() > deadline:
+                    raise CameraLostError(
+                        f"robot 'with-cameras': camera '{name}' gave no picture within "
+                        f"{self.config.fresh_picture_s:g} s of the reset. Check the camera."
+                    )
+                time.sleep(0.001)
+        except CameraLostError:
+            raise
+        except Exception as error:
+            raise CameraLostError(f"robot 'with-cameras': camera '{name}' is lost: {error}") from error
+        return frame
 
     def _store(self, name: str, frame: Frame) -> None:
         frames = self._frames[name]

@@ -20,7 +20,8 @@ class Camera(Protocol):
     def read(self) -> Frame:
         """The newest picture, uint8[height, width, 3] RGB, with the time it was captured. Never waits.
 
-        Raises `RobotError` when the camera has failed; a camera that merely stands still gives its last picture again.
+        Raises `RobotError` when the camera has failed, which it tries to mend by itself, until it is closed; a camera
+        that merely stands still gives its last picture again.
         """
         ...
 

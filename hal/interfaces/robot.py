@@ -91,7 +91,9 @@ class StoppableRobot(Protocol):
     """A robot that has a way of its own to stop what moves."""
 
     def stop_motion(self) -> None:
-        """Stop whatever moves, at once. Called by another thread while another call is under way; returns quickly."""
+        """Stop whatever moves, at once. Called by another thread while another call is under way, also one that blocks;
+        returns quickly. Raises `RobotError` when it could not.
+        """
         ...
 
 
@@ -249,6 +251,20 @@ def request_previews(robot: Robot, wanted: bool) -> None:
     request = getattr(robot, "request_previews", None)
     if request is not None:
         request(wanted)
+
+
+def is_real(robot: Robot) -> bool:
+    """Whether it can hurt somebody: a driver says so by an attribute `real`, without one it is a simulator."""
+    return bool(getattr(robot, "real", False))
+
+
+def stop_motion(robot: Robot) -> bool:
+    """Stop whatever moves by the robot's own way; False when it has none (`StoppableRobot`). Raises what it raises."""
+    # Not by isinstance: one that wraps another has what that has.
+    stop = getattr(robot, "stop_motion", None)
+    if stop is not None:
+        stop()
+    return stop is not None
 
 
 class Teleoperator(Protocol):

@@ -10,19 +10,21 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback, RestPose, Robot, StoppableRobot, request_previews, validate_executed
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.interfaces.robot import Feedback, RestPose, Robot, request_previews, stop_motion, validate_executed
+from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action
 from hal.safety.rest import rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch
-from wire.errors import RobotMovingError, RobotStoppedError
+from wire.errors import FleetError, RobotMovingError, RobotStoppedError
 from wire.stop_state import StopState
-from wire.types import Observation
+from wire.types import CommandType, Observation
 
 log = logging.getLogger(__name__)
 
 
 class LimitedRobot:
-    """Keeps the `HoldingRobot` protocol. Not for several threads at once, except `stop`, `release` and `start`."""
+    """Keeps the `HoldingRobot` protocol. Not for several threads at once, except `stop`, `release`, `start` and
+    `stop_motion`.
+    """
 
     def __init__(self, robot: Robot, limits: SafetyLimits | None = None, latch: StopLatch | None = None) -> None:
         """`latch`: stops that outlive this process. Raises `ConfigError` for limits that do not fit the robot."""
@@ -32,6 +34,13 @@ class LimitedRobot:
         self._latch, self._connected = latch or StopLatch(), False
         self.on_stop: Callable[[], None] = lambda: None
         """called by whoever stops the robot, so that nobody waits for the next command"""
+        self.on_write: Callable[[], None] = lambda: None
+        """called before each command that the driver gets"""
+        self.coasting = False
+        """whether it moves on until it is told otherwise, by what the driver was told last: a velocity that is not 0"""
+        self._velocities = [i for i, d in enumerate(robot.spec.action) if d.meaning is CommandType.velocity]
+        self._halted = False
+        """what the limits know of its speed is over, for the driver has stopped it by itself"""
         self._limits = limits or SafetyLimits()
         self._limiter = SafetyLimiter(robot.spec, self._limits)
         self._unmeasured = unmeasured(robot.spec, self._limits)
@@ -43,11 +52,16 @@ class LimitedRobot:
         return self._limiter.still
 
     def connect(self) -> None:
-        """As `Robot.connect`. Raises `RobotStoppedError` for one that is stopped: connecting may put torque on."""
+        """As `Robot.connect`. Raises `RobotStoppedError` for one that is stopped: connecting may put torque on.
+
+        Whoever had it before may have left it moving: it is stopped, if the driver has a way of its own to.
+        """
         if not self._connected:
             self._require_free("is not connected")
         self.robot.connect()
-        self._connected = True
+        if not self._connected:
+            self._connected = True
+            self.stop_motion()
 
     def reset(self, task: str, seed: int) -> RestPose | None:
         """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
@@ -96,12 +110,22 @@ class LimitedRobot:
         new = not self._latch.state.stops
         self._latch.stop(stop, who)
         self.on_stop()
-        if new and isinstance(self.robot, StoppableRobot):
-            try:
-                self.robot.stop_motion()
-            except Exception as error:  # noqa: BLE001 - whatever a driver raises, the stop holds
-                log.error("robot '%s' could not stop what it does by itself: %s", self.spec.embodiment, error)
+        if new:
+            self.stop_motion()
         return self._latch.state
+
+    def stop_motion(self) -> bool:
+        """Stop whatever moves by the driver's own way; whether it has one and took it. Logs what it raises.
+
+        From any thread, for it is done whatever the driver is at. The next command begins from rest.
+        """
+        try:
+            done = stop_motion(self.robot)
+        except Exception as error:  # noqa: BLE001 - whatever a driver raises, holding goes on
+            log.error("robot '%s' could not be stopped by its driver's own way: %s", self.spec.embodiment, error)
+            return False
+        self._halted = self._halted or done
+        return done
 
     def release(self, stop: str) -> StopState:
         self._latch.release(stop)
@@ -121,6 +145,7 @@ class LimitedRobot:
 
     def _forget(self) -> None:
         self.executed = self._state = None
+        self.coasting = self._halted = False
         self._limiter.reset()
 
     def _require_free(self, what: str) -> None:
@@ -132,16 +157,36 @@ class LimitedRobot:
 
     def _before(self) -> np.ndarray:
         """float32[da]: what the robot executes now."""
+        if self._halted:
+            self._halted = False
+            self._limiter.reset()
+            if self.executed is not None:
+                self.executed = self._where_it_stands(self.executed)
         if self.executed is not None:
             return self.executed
         state = self._state if self._state is not None else self.read().state
         return rest_action(self.spec, state, self._limits)
 
+    def _where_it_stands(self, executed: np.ndarray) -> np.ndarray:
+        """float32[da]: what keeps it where its driver has stopped it: the old targets would take it on."""
+        stays = hold_action(self.spec, executed)
+        try:
+            measured = rest_action(self.spec, self.read().state, self._limits)
+        except FleetError as error:
+            log.warning("robot '%s' keeps its last targets, it was not measured: %s", self.spec.embodiment, error)
+            return stays
+        unknown = [d.name in self._unmeasured for d in self.spec.action]
+        return np.where(unknown, stays, measured).astype(np.float32)
+
     def _write(self, action: np.ndarray, before: np.ndarray) -> Feedback:
+        # Also before the driver answers: a call that blocks may have done what it was told.
+        self.coasting = bool(action[self._velocities].any() or before[self._velocities].any())
+        self.on_write()
         done = self.robot.write(action)
         # A driver may use its array again. It is noted whatever else is wrong with the answer.
         self.executed = validate_executed(self.spec, done).copy()
         self._limiter.note(self.executed, before)
+        self.coasting = bool(self.executed[self._velocities].any())
         state = self._latch.state
         stop = None if state.free else state
         return msgspec.structs.replace(done, executed=self.executed, still=self._limiter.still, stop=stop)

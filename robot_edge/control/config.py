@@ -58,11 +58,13 @@ class RobotTimeouts:
     """a driver in a process of its own that has not answered a read or write by then blocks"""
     stuck_s: float = 5.0
     """a read or write that takes so long ends the driver's process, and a new one begins"""
+    stuck_coasting_s: float = 0.5
+    """the same while the robot moves on until it is told otherwise: a velocity that was commanded and is not 0"""
     reset_s: float = 60.0
     """connecting or a reset that takes so long ends it as well"""
 
     def __post_init__(self) -> None:
-        for name in ("give_up_s", "refusals", "first_pause_s", "call_s"):
+        for name in ("give_up_s", "refusals", "first_pause_s", "call_s", "stuck_coasting_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"RobotTimeouts: {name} is {getattr(self, name)}; give one above 0.")
         for name, least in (("longest_pause_s", "first_pause_s"), ("stuck_s", "call_s"), ("reset_s", "call_s")):

@@ -27,6 +27,7 @@ from robot_edge.control.observation_checks import ObservationMonitor
 from robot_edge.control.rest_motion import RestMotion
 from wire.clock import Clock
 from wire.errors import (
+    CameraLostError,
     ConfigError,
     FleetError,
     InvalidDataError,
@@ -112,7 +113,8 @@ class GuardedRobot:
     def reset(self, task: str, seed: int, *, move: bool) -> bool | None:
         """Whether the robot stands at the start of `task`; None when that takes more ticks: call it again in the next.
 
-        It may have to come to hold before, and to move to its rest pose after, unless it is not to `move` by itself.
+        It may have to come to hold before, be started, or see again, and to move to its rest pose after, unless it is
+        not to `move` by itself.
         """
         try:
             if self.rest_motion is not None:
@@ -128,6 +130,10 @@ class GuardedRobot:
             return None
         except RobotMovingError:
             self.write(None)
+            return None
+        except CameraLostError as error:
+            # Closing an arm may take its torque: no cable of a camera is worth that.
+            self.disconnect(HoldReason.stale_camera, f"it cannot be reset to '{task}': {error}", keep=True)
             return None
         except FleetError as error:
             self.rest_motion = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from robot_edge.runtime.log_files import old_log
+
 _REJECTION = re.compile(r"version (\d+) is not taken: (.*)")
 
 
@@ -46,13 +48,21 @@ class RejectionLogTail:
     def lines(self) -> list[str]:
         """New ones since the last call; a log that is not there or cannot be read has none."""
         try:
-            with self._file.open("rb") as file:
-                file.seek(self._at)
-                found = file.read()
+            begun_anew = self._file.stat().st_size < self._at
+            found = _read_from(old_log(self._file), self._at) if begun_anew else b""
+            self._at = 0 if begun_anew else self._at
+            added = _read_from(self._file, self._at)
         except OSError:
             return []
         # The last line may be half written.
-        whole = found[: found.rfind(b"\n") + 1]
-        self._at += len(whole)
+        added = added[: added.rfind(b"\n") + 1]
+        self._at += len(added)
+        whole = found + added
         reported = (self._refusals.line(self._robot, line) for line in whole.decode(errors="replace").splitlines())
         return [line for line in reported if line]
+
+
+def _read_from(path: Path, at: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read()

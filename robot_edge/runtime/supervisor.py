@@ -12,6 +12,7 @@ from pathlib import Path
 
 from robot_edge.runtime.forking import Process, Start, start_program
 from robot_edge.runtime.lifecycle import PARENT
+from robot_edge.runtime.log_files import LOG_BYTES, last_line, rotate_log
 from wire.errors import storage_errors
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ _LONGEST_PAUSE_S = 10.0
 _PATIENT_PAUSE_S = 30.0
 """of a child that is never given up"""
 _STEADY_S = 20.0
+_LOGS_S = 2.0
+"""how often the size of logs is looked at"""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,7 @@ class Child:
     name: str
     command: list[str]
     log_file: Path
+    """of its standard output and error; begun anew when it is large, with what was before beside it (`log_files`)"""
     environment: dict[str, str] = field(default_factory=dict)
     nice: int = 0
     """added to this process's niceness; a negative value is tried and left out where it is not permitted"""
@@ -61,14 +65,18 @@ class Child:
 class Supervisor:
     """Call `poll` a few times a second."""
 
-    def __init__(self, children: list[Child]) -> None:
+    def __init__(self, children: list[Child], log_bytes: int = LOG_BYTES) -> None:
+        """`log_bytes`: how large a child's log may get, and as much again of what was before."""
         self.children = {child.name: child for child in children}
+        self._log_bytes = log_bytes
+        self._logs_due_s = 0.0
 
     def start(self, name: str) -> None:
         """Start one child now."""
         child = self.children[name]
         with storage_errors(f"starting {name}", child.log_file):
             child.log_file.parent.mkdir(parents=True, exist_ok=True)
+            rotate_log(child.log_file, self._log_bytes)
             output = child.log_file.open("ab")
         environment = {**os.environ, **child.environment, PARENT: str(os.getpid())}
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + child.nice
@@ -81,11 +89,16 @@ class Supervisor:
         """Start dead children again; returns the names of those that died since the last call."""
         died = []
         now_s = time.monotonic()
+        look_at_logs = now_s >= self._logs_due_s
+        if look_at_logs:
+            self._logs_due_s = now_s + _LOGS_S
         for child in self.children.values():
             if child.process is None or child.failed:
                 continue
             code = child.process.poll()
             if code is None:
+                if look_at_logs:
+                    rotate_log(child.log_file, self._log_bytes)
                 if now_s - child.started_s > _STEADY_S:
                     child.deaths_in_a_row, child.fault = 0, ""
                 continue
@@ -137,7 +150,7 @@ def _ending(code: int) -> str:
 
 def _last_line(path: Path) -> str:
     try:
-        lines = path.read_text(errors="replace").strip().splitlines()
+        line = last_line(path)
     except OSError:
-        return f"; see {path}"
-    return f": {lines[-1]} (see {path})" if lines else f"; see {path}"
+        line = ""
+    return f": {line} (see {path})" if line else f"; see {path}"

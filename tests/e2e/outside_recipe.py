@@ -10,6 +10,7 @@ import numpy as np
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
+from hal.safety.limiter import SafetyLimits
 from robot_edge.control.config import LoopConfig
 from wire.errors import WeightsError
 from wire.types import ActionChunk, CommandType, Dimension, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
@@ -23,6 +24,11 @@ SPEC = RobotSpec(
     cameras=(),
     control_hz=50.0,
 )
+LIMITS = SafetyLimits(
+    velocity=dict.fromkeys(JOINTS, 20.0),
+    acceleration=dict.fromkeys(JOINTS, 1000.0),
+)
+"""looser than the sway ever is"""
 
 
 class Sway:
@@ -65,5 +71,5 @@ def recipe(seed: int = 0) -> Recipe:
         spec=SPEC,
         make_policy=Sway,
         algorithm=HGDagger(),
-        loop=LoopConfig(max_ticks=150),
+        loop=LoopConfig(max_ticks=150, safety=LIMITS),
     )

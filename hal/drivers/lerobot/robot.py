@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
+_BUS_S = 0.05
+"""how long a stop waits for the call that has the bus"""
 _WAIT_MS = 900.0
 """a camera without a picture for so long is opened again"""
 
@@ -84,6 +87,8 @@ class NewestCamera:
 class LeRobotRobot:
     """Keeps the `Robot` protocol. `executed` is what lerobot's `send_action` says it sent."""
 
+    real = True
+
     def __init__(self, config: LeRobotConfig, clock: Clock | None = None) -> None:
         """Raises `ConfigError` for an unknown type, a wrong field or a dimension without unit or limits."""
         self.config = config
@@ -103,6 +108,10 @@ class LeRobotRobot:
         """by camera: the newest picture as lerobot gave it, and what was made of it"""
         self._connected = False
         self._task = ""
+        self._sent: dict[str, float] = {}
+        """what was commanded last, by dimension"""
+        self._bus = threading.RLock()
+        """two packets at once would be none: who talks to lerobot's robot has it"""
 
     def connect(self) -> None:
         """Open the buses and cameras, with torque on. Raises `RobotError` for a port that does not answer, motors that
@@ -141,29 +150,68 @@ class LeRobotRobot:
         return Feedback(self._send(limit_action(self.spec, action)))
 
     def close(self) -> None:
-        """Stop what moves by velocity, then give all back; whether torque stays is in lerobot's own configuration
-        (`disable_torque_on_disconnect`)."""
+        """Stop what moves, then give all back. Whether torque stays is in lerobot's own configuration
+        (`disable_torque_on_disconnect`), and the log says what that means."""
         if not self._connected:
             return
-        self._connected, self._task = False, ""
-        rates = {d.name: 0.0 for d in self.spec.action if d.meaning != CommandType.absolute}
-        try:
-            if rates:
-                # a whole action, that keeps all else where it is measured
-                seen, _ = self._observe()
-                self._robot.send_action({name: float(seen.get(name, 0.0)) for name in self._actions} | rates)
-        except Exception as error:  # noqa: BLE001 - it is given back whatever it says
-            log.error("%s did not take its last stop: %s", self._what, error)
-        disconnect(self._robot, self._what)
+        with self._bus:
+            self._connected, self._task = False, ""
+            try:
+                self._stay()
+            except Exception as error:  # noqa: BLE001 - it is given back whatever it says
+                log.error("%s did not take its last stop: %s", self._what, error)
+            self._announce_torque()
+            self._sent = {}
+            disconnect(self._robot, self._what)
         self._close_cameras()
 
+    def stop_motion(self) -> None:
+        """As `StoppableRobot.stop_motion`: each target becomes what is measured now, all else 0. Raises `RobotError`
+        when another call has the bus, or it does not answer.
+        """
+        if not self._bus.acquire(timeout=_BUS_S):
+            raise RobotError(f"{self._what}: its bus is taken by another call, which has not ended for {_BUS_S:g} s.")
+        try:
+            if self._connected:
+                self._stay()
+        except RobotError:
+            raise
+        except Exception as error:
+            raise RobotError(f"{self._what} did not take its stop: {type(error).__name__}: {error}.") from error
+        finally:
+            self._bus.release()
+
     # --- lerobot's side -------------------------------------------------------------------------------------------
+
+    def _stay(self) -> None:
+        """Command it to stay where it is: a target that is not measured stays what it was, or is left out."""
+        seen, _ = self._observe()
+        known = self._sent | {name: float(seen[name]) for name in self._actions if name in seen}
+        rates = {d.name: 0.0 for d in self.spec.action if d.meaning != CommandType.absolute}
+        with self._bus:
+            self._robot.send_action({name: known[name] for name in self._actions if name in known} | rates)
+
+    def _announce_torque(self) -> None:
+        """lerobot's disconnecting may let an arm fall, which nobody should have to find out."""
+        settings = {
+            getattr(getattr(part, "config", None), "disable_torque_on_disconnect", None)
+            for _, part in components(self._robot)
+        }
+        if True in settings:
+            log.warning(
+                "%s: its torque goes off now, and what nothing holds up falls: disable_torque_on_disconnect is true. "
+                "Give it a rest_pose that lies, or set it to false in `fields`.",
+                self._what,
+            )
+        elif False in settings:
+            log.info("%s: its torque stays on (disable_torque_on_disconnect is false).", self._what)
 
     def _observe(self) -> tuple[dict[str, Any], int]:
         for attempt in range(1, _READ_TRIES + 1):
             try:
-                # Stamped afterwards: no picture in it is newer.
-                return self._robot.get_observation(), self._clock.now_ns()
+                with self._bus:
+                    # Stamped afterwards: no picture in it is newer.
+                    return self._robot.get_observation(), self._clock.now_ns()
             except ConnectionError as error:
                 if attempt == _READ_TRIES:
                     raise RobotError(f"{self._what} does not answer: {error}. Check its cable and power.") from error
@@ -183,7 +231,9 @@ class LeRobotRobot:
         wanted = np.clip(action, self._low, self._high)
         goals = {name: float(value) for name, value in zip(self._actions, wanted, strict=True)}
         try:
-            sent = self._robot.send_action(dict(goals)) or {}
+            with self._bus:
+                sent = self._robot.send_action(dict(goals)) or {}
+                self._sent = goals
         except Exception as error:
             raise RobotError(
                 f"{self._what} did not take its command: {type(error).__name__}: {error}. Check its cable and power."

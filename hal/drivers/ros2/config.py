@@ -106,6 +106,8 @@ class Ros2Config:
     """it offers the service"""
     stop: bool = False
     """it offers the service"""
+    simulated: bool = False
+    """nobody can be hurt: it may run without limits of velocity and acceleration (`hal.safety.required`)"""
     parameters_of: str = ""
     """the node that takes the parameters task and seed before a reset, relative to the namespace; '': none"""
     stamps: StampSource = StampSource.header

@@ -9,7 +9,9 @@ and never waits, `write` publishes and, where the robot says what it executed, w
 from __future__ import annotations
 
 import logging
+import threading
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from wire.types import CommandType, Observation
 log = logging.getLogger(__name__)
 
 _STOP_S = 1.0
-"""how long `close` waits for the robot to take its stop"""
+"""how long `close` waits for the robot to take its stop, and `reset` for the answer to one"""
 
 
 class Ros2Robot:
@@ -42,6 +44,12 @@ class Ros2Robot:
         self.config = config
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
+        self._stop_answered = threading.Event()
+        self._stop_answered.set()
+        self.real = not config.simulated
+        if config.stop:
+            # Only then: whoever finds this method takes the robot for stopped by it.
+            self.stop_motion = self._ask_to_stop
         self._who = f"robot '{self.spec.embodiment}'"
         self.task = ""
         self._clock = None if clock is None or isinstance(clock, MonotonicClock) else clock
@@ -117,6 +125,8 @@ class Ros2Robot:
                 raise ConfigError(
                     f"{who}: node '{config.parameters_of}' did not take task '{task}', seed {seed}: {why}"
                 )
+        # A stop that is still under way must not come after it.
+        self._stop_answered.wait(_STOP_S)
         begun = self._stamps.now_ns()
         if self._reset is not None:
             self._trigger(self._reset, config.reset_timeout_s)
@@ -188,6 +198,19 @@ class Ros2Robot:
             except FleetError as error:
                 log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
         self._release()
+
+    def _ask_to_stop(self) -> None:
+        """As `StoppableRobot.stop_motion`, by the robot's service; its answer is logged. Raises `RobotError`."""
+        if self._stop is None:
+            raise RobotError(f"{self._who}: it is not connected, and so cannot be asked to stop.")
+        self._stop_answered.clear()
+        self._stop.send().add_done_callback(self._on_stop_answered)
+
+    def _on_stop_answered(self, future: Any) -> None:
+        self._stop_answered.set()
+        if future.exception() is not None or not future.result().success:
+            why = future.exception() or future.result().message or "no reason given"
+            log.warning("%s: it was asked to stop and did not: %s", self._who, why)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

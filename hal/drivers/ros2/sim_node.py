@@ -340,6 +340,7 @@ def describe(robot: Robot) -> dict[str, Any]:
         "executed": True,
         "reset": True,
         "stop": True,
+        "simulated": True,
         "parameters_of": NODE,
     }
 

@@ -11,12 +11,13 @@ import numpy as np
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.scheduler import AlignedScheduler, RequestTracker
 from wire.messages.local import ChunkRequest
-from wire.types import Observation, Prefix
+from wire.types import CommandType, Observation, Prefix
 
 
 class RtcScheduler(AlignedScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
+    What goes along as committed is what will be executed, within the limits of velocity and acceleration.
     Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training
     knew. A chunk that comes later than that jumps. Without a running chunk, or while somebody else acts, there is no
     prefix.
@@ -30,13 +31,14 @@ class RtcScheduler(AlignedScheduler):
         """`max_delay`: longest prefix the policy was trained with, in actions; None for no such limit."""
         self._guided = guided
         self._low, self._high = tracker.spec.action_low(), tracker.spec.action_high()
+        self._absolute = np.array([d.meaning is CommandType.absolute for d in tracker.spec.action], bool)
         self._max_delay = max_delay
         super().__init__(tracker, predictor)
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
-        return ChunkRequest(tick, observation, tick, observation.state, self._prefix(tick))
+        return ChunkRequest(tick, observation, tick, observation.state, self._prefix(tick, observation.state))
 
-    def _prefix(self, tick: int) -> Prefix | None:
+    def _prefix(self, tick: int, state: np.ndarray) -> Prefix | None:
         running = self._running
         if running is None or running.end <= tick or not self.predictor.last_action_was_ours:
             return None
@@ -50,4 +52,29 @@ class RtcScheduler(AlignedScheduler):
         actions = left if self._guided else left[:committed]
         if not len(actions):
             return None
+        if committed and len(self.predictor.past):
+            actions = self._as_executed(actions, committed, tick, state)
         return Prefix(np.clip(actions, self._low, self._high).astype(np.float32), committed, self._guided)
+
+    def _as_executed(self, actions: np.ndarray, committed: int, tick: int, state: np.ndarray) -> np.ndarray:
+        """float32[n, da]: `actions`, at the policy's pace, the first `committed` of them as the robot will do them.
+
+        Of the actions of one tick (`quantise`) the sum, or for absolute dimensions the last, is what is executed then.
+        """
+        running, pace = self._running, self.tracker.config.speed_up
+        assert running is not None
+        first = tick - running.chunk.first_tick
+        fast = running.chunk.actions[first : first + -(-committed // pace)]
+        executed = self.predictor.predict(list(fast), state)
+        if pace == 1:
+            return np.concatenate([executed, actions[committed:]])
+        done = np.array(actions, np.float32)
+        # How far the robot is behind its targets already.
+        off = self.predictor.past[-1] - running.made.actions[max(0, first * pace - 1)]
+        for group, at in enumerate(range(0, committed, pace)):
+            whole = running.made.actions[(first + group) * pace : (first + group + 1) * pace]
+            last_off, off = off, executed[group] - np.where(self._absolute, whole[-1], whole.sum(axis=0))
+            for i in range(min(len(whole), committed - at)):
+                share = (i + 1) / len(whole)
+                done[at + i] += np.where(self._absolute, last_off + (off - last_off) * share, off / len(whole))
+        return done

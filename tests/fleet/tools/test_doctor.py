@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import EdgeOptions
+from fleet.launch.robot_builders import edge_processes
 from hal import registry
 from hal.drivers.fake import FakeRobot
 from tests.command_line import vla_fleet
+from wire.errors import ConfigError
+from wire.transport.keys import make_keys
 from wire.types import Observation
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,6 +110,25 @@ def test_a_driver_that_raises_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(registry._registered[registry.ROBOTS], "wrong", Wrong)
     done = doctor("--robot", "wrong", "--simulated", "--seconds", "0.5")
     assert done.returncode == 1 and "ValueError: no such register" in " ".join(done.stdout.split())
+
+
+class Real(FakeRobot):
+    """A driver that says it is one."""
+
+    real = True
+
+
+def test_limits_of_a_real_robot_are_proposed_and_it_does_not_run_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(registry._registered[registry.ROBOTS], "real", Real)
+    done = doctor("--robot", "real", "--no-move", "--simulated")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'safety=SafetyLimits(\n    velocity={"move_x": 80.0, ' in done.stdout
+    make_keys(tmp_path / "keys", ["gateway", "robot-0"])
+    options = EdgeOptions(recipe="fake", data=tmp_path, gateway="tcp://x:1", overrides=Overrides(robot="real"))
+    with pytest.raises(ConfigError, match=r"no velocity limit of move_x, .*nobody|no acceleration limit of move_x"):
+        edge_processes(options)
 
 
 def test_without_a_robot_it_looks_at_the_computer() -> None:

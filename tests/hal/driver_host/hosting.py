@@ -17,7 +17,7 @@ from hal.driver_host.server import run_driver_server
 from hal.driver_host.watchdog import CallDeadline
 from hal.drivers.fake import FakeConfig, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback
-from wire.types import CameraSpec, Frame, Observation, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
 
 HZ = 50.0
 PERIOD_S = 1 / HZ
@@ -86,6 +86,56 @@ class Painter:
     def close(self) -> None: ...
 
 
+WHEELS = RobotSpec(
+    "wheels",
+    (Dimension("x", "m", -100, 100),),
+    (Dimension("forward", "m/s", -1, 1, CommandType.velocity),),
+    (),
+    HZ,
+)
+
+
+class Wheels:
+    """A base on another computer, which keeps the velocity it was told last, whatever becomes of this process.
+
+    Notes what it was told. While there is a file `BLOCK`, which names a call, that call does not come back.
+    """
+
+    def __init__(self) -> None:
+        self.spec = WHEELS
+        self._notes = Path(os.environ[LOG]).open("a", buffering=1)  # noqa: SIM115 - until the process ends
+
+    def connect(self) -> None: ...
+
+    def reset(self, task: str, seed: int) -> None: ...
+
+    def read(self) -> Observation:
+        self._block("read")
+        return Observation(time.monotonic_ns(), np.zeros(1, np.float32), {}, "drive")
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self.note(float(action[0]))
+        self._block("write")
+        return Feedback(action)
+
+    def close(self) -> None:
+        self.note(0.0)
+
+    def note(self, velocity: float) -> None:
+        self._notes.write(f"{time.monotonic_ns()} velocity {velocity}\n")
+
+    def _block(self, call: str) -> None:
+        while os.environ[BLOCK].endswith(call) and Path(os.environ[BLOCK]).exists():
+            time.sleep(PERIOD_S / 4)
+
+
+class BrakedWheels(Wheels):
+    """Has a brake of its own."""
+
+    def stop_motion(self) -> None:
+        self.note(0.0)
+
+
 def blocking_host(path: Path) -> None:
     """Host it, until it blocks for too long."""
     run_driver_server(BlockingRobot(), path, lambda: False, deadline=CallDeadline(quick_s=0.3, slow_s=0.6))
@@ -126,6 +176,10 @@ if __name__ == "__main__" and len(sys.argv) == 2:
     blocking_host(Path(sys.argv[1]))
 elif __name__ == "__main__" and sys.argv[1] == "host":
     noting_host(Path(sys.argv[2]), *map(int, sys.argv[3:]))
+elif __name__ == "__main__" and sys.argv[1] in ("wheels", "braked-wheels"):
+    wheels = Wheels() if sys.argv[1] == "wheels" else BrakedWheels()
+    cut_off = CallDeadline(quick_s=5.0, slow_s=60.0, coasting_s=0.3)
+    run_driver_server(wheels, Path(sys.argv[2]), lambda: False, deadline=cut_off)
 elif __name__ == "__main__" and sys.argv[1] == "paint":
     run_driver_server(Painter(), Path(sys.argv[2]), lambda: False)
 elif __name__ == "__main__":

@@ -44,15 +44,15 @@ class Processes:
         self._all: list[subprocess.Popen[bytes]] = []
 
     def host(self, *more: str) -> subprocess.Popen[bytes]:
-        return self._start(["tests.hal.driver_host.hosting", "host", str(self.path), *more])
+        return self.start("tests.hal.driver_host.hosting", "host", str(self.path), *more)
 
     def blocking(self) -> subprocess.Popen[bytes]:
-        return self._start(["tests.hal.driver_host.hosting", str(self.path)])
+        return self.start("tests.hal.driver_host.hosting", str(self.path))
 
     def control(self, value: float, fresh: bool) -> subprocess.Popen[bytes]:
-        return self._start(["tests.hal.driver_host.hosting", str(self.path), str(value), "fresh" if fresh else "on"])
+        return self.start("tests.hal.driver_host.hosting", str(self.path), str(value), "fresh" if fresh else "on")
 
-    def _start(self, argv: list[str]) -> subprocess.Popen[bytes]:
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, LOG: str(self.notes), "OMP_NUM_THREADS": "1"}
         with self.path.with_name("log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", *argv], cwd=ROOT, env=environment, stderr=log)

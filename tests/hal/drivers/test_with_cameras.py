@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from hal.conformance import check_robot
-from hal.drivers.fake import FakeExpert, FakeRobot
+from hal.drivers.fake import FAKE_LIMITS, FakeExpert, FakeRobot
 from hal.drivers.with_cameras import CameraChoice, CameraRobot, CameraRobotConfig
 from hal.registry import make_operator, make_robot, read_config
+from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import hold_action
+from robot_edge.control.config import ObservationLimits, RobotTimeouts
+from robot_edge.control.guarded_robot import GuardedRobot
+from robot_edge.control.mode import Hold, HoldReason
 from tests.hal.cameras.filming import pattern_number, threads, until
-from wire.clock import ManualClock, SimulatedClock
+from wire.clock import ManualClock, MonotonicClock, SimulatedClock
 from wire.errors import ConfigError, RobotError
 from wire.types import Observation
 
@@ -93,39 +98,89 @@ def test_the_operator_of_the_robot_inside_works(robot: CameraRobot) -> None:
         _ = robot.nothing_of_that_name
 
 
-def test_a_camera_that_fails_is_reported_and_comes_back() -> None:
-    fails = {**FAST, "unplugged_after": 10, "back_after_s": 0.3, "stall_timeout_s": 0.05}
-    robot = CameraRobot(CameraRobotConfig("fake", (CameraChoice("pattern", fails),)))
-    robot.connect()
-    robot.reset("go-up", 1)
-    reasons: list[str] = []
-    numbers: list[int] = []
+class TestACameraThatIsLost:
+    FAILS: ClassVar = {**FAST, "unplugged_after": 10, "back_after_s": 0.4, "stall_timeout_s": 0.05}
 
-    def reads() -> bool:
-        try:
-            numbers.append(pattern_number(robot.read().images["wrist"].image))
-        except RobotError as error:
-            reasons.append(str(error))
-        return not reasons
+    def robot(self) -> tuple[CameraRobot, list[str]]:
+        """And what its arm was told besides being read and commanded."""
+        robot = CameraRobot(CameraRobotConfig("fake", (CameraChoice("pattern", self.FAILS),)))
+        told: list[str] = []
+        connect, close = robot.inside.connect, robot.inside.close
+        robot.inside.connect = lambda: (told.append("connect"), connect())[1]  # type: ignore[method-assign]
+        robot.inside.close = lambda: (told.append("close"), close())[1]  # type: ignore[method-assign]
+        robot.connect()
+        robot.reset("go-up", 1)
+        return robot, told
 
-    until(lambda: not reads())
-    assert "camera 'wrist'" in reasons[0]
+    def guarded(self, robot: CameraRobot, events: list[str]) -> GuardedRobot:
+        timeouts = RobotTimeouts(give_up_s=0.1, first_pause_s=0.05)
+        limits = ObservationLimits(camera_stale_s=0.1)
+        robot_within_limits = LimitedRobot(robot, FAKE_LIMITS)
+        return GuardedRobot(
+            "bench", robot_within_limits, timeouts, limits, MonotonicClock(), lambda kind, _: events.append(kind)
+        )
 
-    def well() -> bool:
-        reasons.clear()
-        return reads()
+    def test_its_last_picture_grows_old_and_it_comes_back(self) -> None:
+        robot, told = self.robot()
+        ages_s, numbers = [0.0], [0]
 
-    until(well)
-    assert numbers[-1] > 10
-    robot.close()
-    robot.close()
+        def look() -> None:
+            seen = robot.read()
+            ages_s.append((seen.time_ns - seen.images["wrist"].time_ns) / 1e9)
+            numbers.append(pattern_number(seen.images["wrist"].image))
+
+        until(lambda: (look(), ages_s[-1] > 0.2)[1])
+        assert numbers[-1] == 10
+        until(lambda: (look(), numbers[-1] > 10)[1])
+        assert ages_s[-1] < 0.2 and told == ["connect"]
+        robot.close()
+        robot.close()
+
+    def test_control_holds_the_arm_and_keeps_its_connection(self) -> None:
+        robot, told = self.robot()
+        events: list[str] = []
+        guard = self.guarded(robot, events)
+        held = 0
+
+        def step() -> Hold:
+            nonlocal held
+            assert guard.observe() is not None and guard.write(None) is not None, guard.fault
+            held += bool(guard.observation_fault)
+            time.sleep(0.01)
+            return guard.observation_fault
+
+        until(lambda: step().reason == HoldReason.stale_camera)
+        until(lambda: not step())
+        assert held > 10 and told == ["connect"] and events == ["hold", "recovered"]
+        guard.close()
+
+    def test_a_scene_waits_for_it_with_the_arm_connected(self) -> None:
+        robot, told = self.robot()
+        events: list[str] = []
+        guard = self.guarded(robot, events)
+        until(lambda: (guard.observe(), guard.observation_fault.reason == HoldReason.stale_camera)[1])
+        answers: list[bool | None] = []
+
+        def reset() -> bool:
+            if guard.ensure_connected():
+                answers.append(guard.reset("go-up", 2))
+            time.sleep(0.01)
+            return answers[-1:] == [True]
+
+        until(reset)
+        assert answers[0] is None, "it is not the task"
+        assert guard.observe() is not None and told == ["connect"]
+        guard.close()
 
 
 def test_a_camera_that_cannot_be_opened_leaves_nothing_open() -> None:
     config = CameraRobotConfig("fake", (CONFIG.cameras[0], CameraChoice("video", {"path": "none.mp4", "name": "film"})))
     robot = CameraRobot(config)
+    reached: list[str] = []
+    robot.inside.connect = lambda: reached.append("connect")  # type: ignore[method-assign]
     with pytest.raises(RobotError, match=r"none\.mp4"):
         robot.connect()
+    assert not reached, "no torque comes on for a robot that does not see"
     until(lambda: not threads("wrist"))
     with pytest.raises(RobotError):
         robot.reset("go-up", 0)

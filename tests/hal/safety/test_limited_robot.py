@@ -128,3 +128,35 @@ def test_it_says_when_nothing_moves_any_more() -> None:
     told = [robot.hold() for _ in range(4)]
     assert np.allclose([feedback.executed[0] for feedback in told], [0.5, 0.25, 0, 0], atol=1e-6)
     assert [feedback.still for feedback in told] == [False, False, True, True]
+
+
+class Halting(Arm):
+    """Has a brake of its own, which stops it at 50 deg."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halts = 0
+
+    def stop_motion(self) -> None:
+        self.halts += 1
+
+
+def test_stopped_by_its_driver_it_is_held_where_it_stands_and_not_at_its_old_target() -> None:
+    arm = Halting()
+    robot = limited(arm, SafetyLimits(moves=(FINGER,), acceleration={"joint": 1.0}))
+    robot.write(np.array([90.0, 0.5], np.float32))
+    assert robot.executed is not None
+    robot.executed[:] = [90.0, 0.5]
+    halts = arm.halts
+    robot.stop("page", "anna")
+    assert arm.halts == halts + 1
+    assert robot.hold().executed.tolist() == [50.0, 0.5] and robot.still
+
+
+def test_what_cannot_be_measured_then_keeps_its_targets() -> None:
+    arm = Halting()
+    robot = limited(arm, SafetyLimits(moves=(FINGER,)))
+    robot.write(np.array([90.0, 0.5], np.float32))
+    arm.state = np.array([np.nan, 40.0], np.float32)
+    assert robot.stop_motion()
+    assert robot.hold().executed.tolist() == [90.0, 0.5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,11 +212,47 @@ def test_a_joint_may_be_as_far_off_its_rest_as_told(bus: FeetechBus, tmp_path: P
 
 
 @pytest.mark.parametrize("off", [True, False])
-def test_torque_after_close_is_as_lerobot_is_configured(bus: FeetechBus, tmp_path: Path, off: bool) -> None:
+def test_torque_after_close_is_as_lerobot_is_configured(
+    bus: FeetechBus, tmp_path: Path, off: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     robot = at_work(follower(calibrated(bus, tmp_path) | {"disable_torque_on_disconnect": off}))
     assert bus.torque(1)
-    robot.close()
+    with caplog.at_level("INFO"):
+        robot.close()
     assert bus.torque(1) is not off
+    assert ("its torque goes off now" in caplog.text, "its torque stays on" in caplog.text) == (off, not off)
+
+
+def test_stopped_from_another_thread_it_stays_where_it_is_on_its_way(bus: FeetechBus, tmp_path: Path) -> None:
+    robot = at_work(follower(calibrated(bus, tmp_path)))
+    far = np.array([60, 0, 0, 0, 0, 50], np.float32)
+    start = float(robot.read().state[0])
+    robot.write(far)
+    wait_for(lambda: robot.read().state[0] > start + 5)
+    stopper = threading.Thread(target=robot.stop_motion)
+    stopper.start()
+    while stopper.is_alive():
+        robot.read()
+    stopper.join()
+    stopped = float(robot.read().state[0])
+    time.sleep(0.3)
+    assert float(robot.read().state[0]) == pytest.approx(stopped, abs=1.0) and stopped < 55
+    robot.close()
+
+
+def test_a_stop_does_not_wait_for_a_bus_that_another_call_has(bus: FeetechBus, tmp_path: Path) -> None:
+    robot = at_work(follower(calibrated(bus, tmp_path)))
+    asked, over = threading.Event(), threading.Event()
+    robot._robot.get_observation = lambda: (asked.set(), over.wait(60), {})[2]
+    reader = threading.Thread(target=robot._observe)
+    reader.start()
+    asked.wait(60)
+    begun = time.monotonic()
+    with pytest.raises(RobotError, match="its bus is taken by another call"):
+        robot.stop_motion()
+    assert time.monotonic() - begun < 1.0
+    over.set()
+    reader.join()
 
 
 # --- trouble ---------------------------------------------------------------------------------------------------------

@@ -213,6 +213,26 @@ def test_a_robot_that_is_killed_brings_an_error_that_ends_when_it_returns(ros: M
         robot.read()
 
 
+@pytest.mark.slow
+def test_it_is_stopped_by_its_service_while_another_call_is_under_way(ros: Mapping[str, str]) -> None:
+    plain = {**describe(make_robot("fake")), "stepped": True}
+    assert not hasattr(driver({**plain, "stop": False}), "stop_motion"), "nobody takes it for stopped"
+    robot = driver(plain)
+    with pytest.raises(RobotError, match="not connected"):
+        robot.stop_motion()
+    with sim_node("fake", None, "-p", "pacing:=stepped"):
+        robot.connect()
+        robot.reset("go-up", 3)
+        robot.write(np.array([0, 0, 1, 0], np.float32))
+        begun_ns = robot.read().time_ns
+        stopper = threading.Thread(target=robot.stop_motion)
+        stopper.start()
+        # Stepped, it moves by commands alone; its stop is one more, by which it stays.
+        wait_until(lambda: robot.read().time_ns > begun_ns)
+        stopper.join()
+        robot.close()
+
+
 # --- a robot made of bare messages, in this process -----------------------------------------------------------------
 
 

@@ -1,0 +1,57 @@
+"""Stops a robot whose driver does not come back: a thread of the host that no call of the driver keeps from it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from hal.driver_host.watched_robot import WatchedRobot
+
+log = logging.getLogger(__name__)
+
+_LATE_TICKS = 2
+_LATE_S = 0.05
+"""but no less: a machine that is busy keeps a thread waiting so long, and no driver is stuck then"""
+_POLL_S = 0.1
+
+
+class StuckDriverWatch:
+    """`start` it, and the driver's own `stop_motion` is called when hold has been due for two periods and not begun.
+
+    That is four periods after the last command, at high rates a little more. A driver that has no such way, or holds
+    the interpreter, is cut off by `CallDeadline`.
+    """
+
+    def __init__(self, watched: WatchedRobot) -> None:
+        self._watched = watched
+        self._late_s = max(_LATE_S, _LATE_TICKS * watched.robot.spec.period_ns / 1e9)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stuck-driver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """May be called without `start`, and twice."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        noted = stopped = False
+        while not self._over.wait(min(_POLL_S, self._late_s / 2)):
+            late_s = self._watched.overdue_s()
+            if late_s < self._late_s:
+                noted = stopped = False
+                continue
+            if not stopped:
+                stopped = self._watched.robot.stop_motion()
+            if not noted:
+                how = "it was stopped by its own way" if stopped else "it has no way of its own to be stopped"
+                log.error(
+                    "robot '%s': its driver blocks, hold has been due for %.0f ms; %s.",
+                    self._watched.robot.spec.embodiment,
+                    late_s * 1e3,
+                    how,
+                )
+                noted = True
