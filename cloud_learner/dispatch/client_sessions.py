@@ -172,7 +172,7 @@ class ClientSessions:
             raise RejectedError(f"kind: a teleoperator cannot ask for '{kind[:MAX_NAME_LENGTH]}'.")
         who = peer if kind in _LETS_GO or lease is None else lease.holder
         self.operators.handle_command(command, who, now_ns)
-        sent = self._send(robot, msgspec.structs.replace(command, operator=peer))
+        sent = self._send(robot, msgspec.structs.replace(command, operator=peer, captured_ns=now_ns))
         if not sent and kind != OperatorCommandKind.command:
             raise RejectedError(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
 

@@ -190,7 +190,10 @@ class OperatorSessions:
         sequence: int = 0,
         stop: str = "",
     ) -> None:
-        if not self._view.submit_command(OperatorCommand(robot, kind, action, sequence, _name(operator), stop)):
+        made_ns = self._clock.now_ns() if kind == OperatorCommandKind.command else 0
+        if not self._view.submit_command(
+            OperatorCommand(robot, kind, action, sequence, _name(operator), stop, made_ns)
+        ):
             raise RejectedError(
                 f"The gateway takes no commands now, so {robot} did not get '{kind}'. See the gateway's log."
             )

@@ -80,7 +80,8 @@ class OperatorOverride:
                 self._spec.action_dim,
             )
             return
-        captured_ns = command.captured_ns or self._clock.now_ns()
+        now_ns = self._clock.now_ns()
+        captured_ns = min(command.captured_ns or now_ns, now_ns)
         if captured_ns < self._captured_ns:
             # It was overtaken on its way.
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
+from robot_edge.uplink.gateway_clock import GatewayClock
 from robot_edge.uplink.segments import Spool, encode_jpeg
 from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.stop_orders import StopOrders
@@ -112,6 +113,7 @@ class Uplink:
         self._acknowledged: list[str] = []
         self._commands = StickyCommands()
         self._stops = stops
+        self._gateway_clock = GatewayClock()
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
@@ -287,9 +289,11 @@ class Uplink:
                 self._job = message
                 self._control.send(message)
             case OperatorCommand():
-                self._pass_on(message)
-            case HelloAck(watched=watched):
-                self._watch(watched)
+                at_ns = self._gateway_clock.ours(message.captured_ns) if message.captured_ns else 0
+                self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns))
+            case HelloAck():
+                self._gateway_clock.measure(message)
+                self._watch(message.watched)
                 if not self._accepted:
                     self._accepted = True
                     self.rejection = ""

@@ -250,6 +250,24 @@ def test_estop_ends_the_episode_and_nothing_starts_until_somebody_starts_it() ->
     assert bench.loop.mode is Mode.policy
 
 
+def test_commands_that_a_stalled_link_kept_do_not_move_the_robot() -> None:
+    bench = Bench().ready().tick(5)
+    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
+    bench.tick(2)
+    made_ns = bench.clock.now_ns() - 1_000_000_000
+    for number in range(20):
+        late = OperatorCommand("robot-0", "command", (1.0, 0, 0, 0), number, captured_ns=made_ns + number * 30_000_000)
+        bench.uplink.send(late)
+    bench.tick(3)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.operator_idle)
+    bench.uplink.send(OperatorCommand("robot-0", "command", (1.0, 0, 0, 0), 20, captured_ns=bench.clock.now_ns()))
+    bench.tick(1)
+    assert bench.loop.mode is Mode.human
+    bench.uplink.send(late)
+    bench.tick(1)
+    assert bench.loop.mode is Mode.human, "what was overtaken changes nothing"
+
+
 def test_a_release_takes_back_the_stop_it_names_and_no_other() -> None:
     bench = Bench().ready().tick(5)
     for stop, who in (("1", "anna"), ("2", "the pedal")):
