@@ -32,7 +32,7 @@ ARGUMENTS = {
 
 
 SIMULATED = "sim_robot"
-OFFERS = {"executed": True, "reset": True, "stop": True, "parameters_of": SIMULATED}
+OFFERS = {"simulated": True, "executed": True, "reset": True, "stop": True, "parameters_of": SIMULATED}
 """what a simulated robot has beyond joint states and commands; its spec and tasks are the recipe's"""
 
 

@@ -47,7 +47,7 @@ class EpisodeTracker:
         """control tick at which the newest episode began"""
         self.ended = 0
         self.starved = 0
-        """ticks without an action after the episode's first chunk was there"""
+        """ticks without an action after the policy has acted, and nobody else since"""
         self._robot, self._spec_hash, self._config, self._notify = name, spec.hash, config, notify
         self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
@@ -98,8 +98,9 @@ class EpisodeTracker:
         """
         self._own_ticks += own
         # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
-        self.starved += reason in (HoldReason.no_action, HoldReason.bad_action) and self._acted
-        self._acted = self._acted or chunk is not None
+        waits = reason in (HoldReason.no_action, HoldReason.bad_action)
+        self.starved += waits and self._acted
+        self._acted = mode is Mode.policy or (self._acted and waits)
         self._success_ticks += feedback.success or self._success_ticks > 0
         if reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.

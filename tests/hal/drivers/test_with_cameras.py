@@ -163,7 +163,7 @@ class TestACameraThatIsLost:
 
         def reset() -> bool:
             if guard.ensure_connected():
-                answers.append(guard.reset("go-up", 2))
+                answers.append(guard.reset("go-up", 2, move=True))
             time.sleep(0.01)
             return answers[-1:] == [True]
 
