@@ -131,8 +131,8 @@ def by_label(name: str, exponent: float = 1.0, least: float = 1e-6, unknown: flo
     """max(label, least) ** exponent: prioritized replay, P(i) ~ p_i^alpha (arXiv 1511.05952, section 3.3).
 
     A job writes the priorities of steps with `Ledger.put_step_labels`; a segment has the mean of those that are finite,
-    and all its steps weigh as much; `unknown` while it has none. Its weights for importance sampling, section 3.4 there,
-    come from a batch's `probability`. Raises `ConfigError` for numbers that cannot work.
+    and all its steps weigh as much; `unknown` while it has none. For the weights of importance sampling (section 3.4)
+    batches have `probability`. Raises `ConfigError` for numbers that cannot work.
     """
     if not name:
         raise ConfigError("by_label: name the label of the steps that is their priority.")
