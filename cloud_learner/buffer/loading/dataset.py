@@ -25,6 +25,7 @@ from cloud_learner.buffer.loading.batch_builder import BatchBuilder
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
 from cloud_learner.buffer.loading.decode import FreshSegments
+from cloud_learner.buffer.loading.labels import Priorities, read_labels
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import DRAW, LoadPlan, LoadPlanner, SegmentLoader
 from cloud_learner.buffer.loading.normalization import read_examples
@@ -79,8 +80,9 @@ class ReplayDataset:
         self.sampler = sampler(
             self.universe, config.target, self._cost, config.cache_bytes, config.batch, config.seed, config.echo
         )
-        self._generation, self._left = ledger.generation(), False
-        """what the index follows, and whether segments left it that the sampler does not know of"""
+        self._priorities = Priorities(ledger, self.universe, config.target.label)
+        self._generation, self._changed = ledger.generation(), False
+        """what the index follows, and whether it changed in a way that the sampler does not know of"""
         self._version = 0
         """newest policy version that the sampler knows"""
         self._loader = SegmentLoader(self._frames, self._read, self._layout, config.workers)
@@ -111,19 +113,21 @@ class ReplayDataset:
         """
         self._look_for_gone()
         index = self._ledger.index(self.universe.watermark, self._spec.data_hash, limit)
-        added, version = self.universe.extend(index), self._newest_version()
+        added = self.universe.extend(index)
+        self._changed |= len(added) > 0
         self._recorded += int(self.universe.steps[added].sum())
         self._planner.note_added(added)
         self._look_elsewhere()
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_labelled(rows)
-        changed = self._left or len(added) > 0 or version != self._version
-        # the sampler itself knows what it has to make up for
-        self._version, self._left = version, False
-        if changed:
+        self._changed |= self._priorities.refresh()
+        before, self._version = self._version, self._newest_version()
+        if self._changed or self._version != before:
+            # the sampler itself knows what it has to make up for
+            self._changed = False
             try:
-                self.sampler.refresh(version)
+                self.sampler.refresh(self._version)
             except ConfigError:
                 self._leave_out(added)
                 raise
@@ -249,9 +253,9 @@ class ReplayDataset:
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state` was taken, on a new dataset with the same config, instead of its first `refresh`.
 
-        The same batches follow as would have there; False if others do, since segments were pruned or damaged or there
-        are more or fewer ranks. Raises `InvalidDataError` for a state that does not fit, `StorageError` if the ledger
-        cannot be read.
+        The same batches follow as would have there; False if others do, since segments were pruned or damaged, labels
+        that the target goes by changed, or there are more or fewer ranks. Raises `InvalidDataError` for a state that
+        does not fit, `StorageError` if the ledger cannot be read.
         """
         try:
             saved = msgspec.convert(dict(state), DatasetState)
@@ -271,6 +275,7 @@ class ReplayDataset:
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
+        self._priorities.refresh()
         self._batches, self._sampled, self._drawn = saved.batches, saved.sampled, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
         self._counted_from = saved.counted_from
@@ -349,10 +354,9 @@ class ReplayDataset:
         generation = self._ledger.generation()
         if generation == self._generation:
             return
-        gone = self.universe.forget(*self._ledger.gone_since(self._generation))
-        self._generation = generation
+        gone, self._generation = self.universe.forget(*self._ledger.gone_since(self._generation)), generation
         if len(gone):
-            self._left = True
+            self._changed = True
             self._planner.note_all()
             log.info("%d segments left the buffer.", len(gone))
 
@@ -377,10 +381,7 @@ class ReplayDataset:
         fresh, names = self._fresh.get(rows), self.config.labels
         others = [row for row in rows if row not in fresh]
         found = self._store.read(others) if others else ReadResult({}, {})
-        labels = {}
-        for row, said in self._ledger.step_labels(rows, names).items() if names else ():
-            nothing = np.full(len(next(iter(said.values()))), np.nan, np.float32)
-            labels[row] = np.stack([said.get(name, nothing) for name in names], 1)
+        labels = read_labels(self._ledger, rows, names)
         return ReadResult({**found.segments, **fresh}, found.damaged, found.elsewhere, labels)
 
     def _newest_version(self) -> int:

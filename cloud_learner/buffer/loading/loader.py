@@ -39,11 +39,12 @@ DRAW = np.dtype(
         ("episode", "<i8"),
         ("return_after", "<f8"),
         ("probability", "<f8"),
+        ("label", "<f4"),
     ]
 )
 """a step to begin at: its segment's ledger row and the step within it; the segment's first tick; and of its episode
 index of the task, outcome, ledger number, and the rewards of all later segments, nan while it is unfinished; how
-probable the step was"""
+probable the step was; and the label that the target goes by, of the segment, nan for nothing"""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, eq=False):
@@ -187,7 +188,7 @@ class LoadPlanner:
     def _draws(self, batch: BatchPlan) -> np.ndarray:
         index, segments, draws = self._index, batch.segments, np.empty(len(batch.segments), DRAW)
         draws["segment"], draws["offset"] = index.row[segments], batch.offsets
-        draws["probability"] = batch.probability
+        draws["probability"], draws["label"] = batch.probability, index.label[segments]
         draws["first_tick"], draws["task"] = index.first_tick[segments], index.task[segments]
         draws["online"], draws["outcome"] = index.online[segments], index.outcome(segments)
         draws["episode"] = index.episode_numbers[index.episode[segments]]

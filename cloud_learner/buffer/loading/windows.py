@@ -272,7 +272,7 @@ class WindowReader:
 
     def _weigh(self, draws: np.ndarray, newest_version: int) -> Weigh:
         """The target's weights, as of the batch's plan, of steps in the episodes of DRAW[b]."""
-        columns, known = self._pool.columns, (~draws["online"], draws["outcome"])
+        columns, known = self._pool.columns, (~draws["online"], draws["outcome"], draws["label"])
 
         def weigh(rows: np.ndarray) -> np.ndarray:
             alike = [np.broadcast_to(each.reshape(-1, *(1,) * (rows.ndim - 1)), rows.shape).ravel() for each in known]

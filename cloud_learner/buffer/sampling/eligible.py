@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
@@ -29,6 +31,8 @@ class EligibleSteps:
         """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
         self._by_version = any(factor.by_version for factor in target.factors)
         self._by_outcome = any(factor.by_outcome for factor in target.factors)
+        self._label = Growing(np.float32)
+        """of the segments known, the labels that their weights were taken with; empty if the target goes by none"""
         self._weight = Growing(np.float64)
         self.split: np.ndarray = np.full(2 * len(index.tasks), index.world == 1)
         """bool[strata]: whether each rank draws from its own episodes only; `_deal` says when"""
@@ -45,6 +49,13 @@ class EligibleSteps:
     def weight(self) -> np.ndarray:
         """float64[runs known] of each step, 0 where this rank may draw none"""
         return self._weight.all
+
+    @property
+    def labels(self) -> int:
+        """Checksum of the labels that weights were taken with, of what is there; 0 if there are none."""
+        said = np.flatnonzero(~np.isnan(self._label.all))
+        said = said[~self.index.gone[said]]
+        return zlib.crc32(self._label.all[said].tobytes(), zlib.crc32(self.index.row[said].tobytes()))
 
     @property
     def cost(self) -> np.ndarray:
@@ -76,6 +87,8 @@ class EligibleSteps:
         if self._by_version:
             may_differ += self._moved(earlier) if newest_version != earlier else []
             self._note_kinds(runs_came)
+        if self.target.label:
+            may_differ.append(index.runs_of(self._relabelled()))
         some = np.concatenate(may_differ)
         if len(some) > len(runs_came):
             some = np.unique(some)
@@ -86,10 +99,18 @@ class EligibleSteps:
         self.weight[some[differs]] = weight[differs]
         return runs_came, some[differs]
 
-    def weights_at(self, runs: np.ndarray, watermark: int, newest_version: int) -> np.ndarray:
-        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them; 0 if gone."""
+    def weights_at(
+        self, runs: np.ndarray, watermark: int, newest_version: int, label: np.ndarray | None = None
+    ) -> np.ndarray:
+        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them; 0 if gone.
+
+        `label`: float32[k] that they had then, without it the index's.
+        """
         index = self.index
-        weights = self.target.weights(index.runs(runs, watermark), Moment(newest_version))
+        seen = index.runs(runs, watermark)
+        if label is not None:
+            seen = msgspec.structs.replace(seen, label=label)
+        weights = self.target.weights(seen, Moment(newest_version))
         weights[index.gone[index.run_segment[runs]] | (index.run_count[runs] == 0)] = 0.0
         return weights
 
@@ -123,6 +144,15 @@ class EligibleSteps:
         runs = self.index.runs_of(segments)
         return np.isin(segments, self.index.run_segment[runs[self.weight[runs] > 0]])
 
+    def _relabelled(self) -> np.ndarray:
+        """int64 growing segments that were known with another label; from now on with the index's."""
+        before, label = len(self._label.all), self.index.label[: self.segments]
+        # as bits, for nan is nan
+        changed = np.flatnonzero(label[:before].view(np.uint32) != self._label.all.view(np.uint32))
+        self._label.all[changed] = label[changed]
+        self._label.append(label[before:])
+        return changed
+
     def _moved(self, earlier: int) -> list[np.ndarray]:
         """The runs that had another weight with the `earlier` newest version, whatever the outcome."""
         kind, outcomes = np.fromiter(self._kinds, np.int64), np.arange(-1, len(OUTCOMES), dtype=np.int8)
@@ -132,6 +162,8 @@ class EligibleSteps:
             version=(each >> 9).astype(np.int32),
             demonstration=(each & 1).astype(bool),
             outcome=np.tile(outcomes, len(kind)),
+            # any that has a weight: a label counts alike at any version
+            label=np.ones(len(each), np.float32),
         )
         now, then = (self.target.weights(runs, Moment(newest)) for newest in (self.newest_version, earlier))
         moved = (now != then).reshape(-1, len(outcomes)).any(1)

@@ -81,6 +81,8 @@ class SamplerState(msgspec.Struct, frozen=True):
     newest_version: int
     content: int
     """checksum of the ledger rows and of whom they were dealt to"""
+    labels: int
+    """checksum of the labels that weights were taken with"""
     credit: list[list[float]]
     losses: dict[str, list[list[float]]]
     strata: list[StratumState]
@@ -304,6 +306,7 @@ class Sampler:
             watermark=self._known.watermark,
             newest_version=self._known.newest_version,
             content=self._known.content,
+            labels=self._known.labels,
             credit=self._credit.tolist(),
             losses=self._losses.state() if self._losses else {},
             strata=[stratum.state() for stratum in self._strata],
@@ -316,8 +319,8 @@ class Sampler:
         """Go on where `state` was taken, on an index that holds at least what it held then; on a fresh sampler.
 
         What must be in memory is loaded again as it is drawn; all else is what the other sampler would have planned.
-        False if that cannot be, since segments were pruned or settings changed meanwhile: then it goes on with new
-        epochs. Raises `InvalidDataError` for what is no state of a sampler.
+        False if that cannot be, since segments were pruned, or settings or labels changed meanwhile: then it goes on
+        with new epochs. Raises `InvalidDataError` for what is no state of a sampler.
         """
         if self._number:
             raise InvalidDataError("sampler: a state can only be restored before the first plan; make a new one.")
@@ -330,8 +333,9 @@ class Sampler:
         if self._losses:
             self._losses.restore(then.losses)
         self._look(then.watermark, then.newest_version)
-        if then.settings != self._settings() or then.content != self._known.content:
-            log.warning("sampler: settings or data changed since its state was taken; it goes on with new epochs.")
+        now = self._settings(), self._known.content, self._known.labels
+        if (then.settings, then.content, then.labels) != now:
+            log.warning("sampler: settings, data or labels changed since its state was taken; it begins new epochs.")
             if then.settings["tasks"] == list(self._index.tasks):
                 for stratum, was in zip(self._strata, then.strata, strict=True):
                     stratum.epochs = was.epochs

@@ -61,6 +61,8 @@ class SegmentIndex:
     """[n]"""
     gone: Annotated[np.ndarray, np.bool_]
     """[n] pruned or damaged since it was added"""
+    label: Annotated[np.ndarray, np.float32]
+    """[n] what `put_labels` was told last, nan for nothing"""
     previous: Annotated[np.ndarray, np.int64]
     """[n] segment number of index - 1 of the same episode if it is there and its ticks adjoin, else -1"""
     following: Annotated[np.ndarray, np.int64]
@@ -157,7 +159,7 @@ class SegmentIndex:
             for name in ("row", "index", "first_tick", "steps", "frames", "reward_sum", "last")
         }
         columns |= {"episode": episode, "task": task, "demonstration": demonstration, "online": ~demonstration}
-        columns |= {"gone": np.zeros(len(added), bool)}
+        columns |= {"gone": np.zeros(len(added), bool), "label": np.full(len(added), np.nan)}
         columns |= {name: np.full(len(added), -1) for name in ("previous", "following")}
         for name, values in columns.items():
             self._segment[name].append(values)
@@ -191,6 +193,15 @@ class SegmentIndex:
             self._segment[other].all[beside[beside >= 0]] = -1
             self._segment[one].all[newly] = -1
         return newly
+
+    def put_labels(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Note labels float32[k] of int64[k] ledger rows, nan for nothing; int64 growing segments that had another."""
+        segments = self.find(rows)
+        here = segments >= 0
+        segments, labels = segments[here], np.asarray(labels, np.float32)[here]
+        differs = ~((self.label[segments] == labels) | (np.isnan(self.label[segments]) & np.isnan(labels)))
+        self._segment["label"].all[segments[differs]] = labels[differs]
+        return np.unique(segments[differs])
 
     def ranks(self, segments: np.ndarray) -> np.ndarray:
         """int32[k]: whom the episode of each of these int64[k] segments was dealt to."""
@@ -250,6 +261,7 @@ class SegmentIndex:
             version=self.run_version[chosen],
             demonstration=self.demonstration[segment],
             outcome=np.where(known, self._episode["outcome"].all[episode], np.int8(-1)),
+            label=self.label[segment],
         )
 
     def neighbours(

@@ -26,6 +26,7 @@ Everything is a pure function of seed, stratum, epoch, weights, and of how far i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -209,7 +210,9 @@ class Sweep:
     def _plan(self, segment: int, part: int, begun: float = 0.0) -> SegmentVisit:
         known, parts = self._known, self._parts.get(segment, 1)
         row = int(known.index.row[segment])
+        label = float(known.index.label[segment])
         state = VisitState(self.epoch, row, known.watermark, known.newest_version, self.scale, part, parts)
+        state.label = None if math.isnan(label) else label
         return SegmentVisit(state, segment, known, self._key, begun)
 
     # --- what is held ---------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class StepRuns(msgspec.Struct, frozen=True, eq=False):
     """bool[R]"""
     outcome: np.ndarray
     """int8[R] of the episode, index into `check.OUTCOMES`, -1 while unknown"""
+    label: np.ndarray
+    """float32[R] mean over the segment's steps of the label that the target goes by, nan where nothing was said"""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ class Factor(msgspec.Struct, frozen=True, eq=False):
     """whether what it answers for a run changes with the newest version"""
     by_outcome: bool = True
     """whether it changes with the episode's outcome"""
+    by_label: str = ""
+    """name of the step label (`Ledger.put_step_labels`) that it changes with, at any version alike; '' for none"""
 
 
 StepFilter = Callable[[np.ndarray, bool | np.ndarray], np.ndarray]
@@ -117,6 +121,30 @@ def lag_half_life(versions: float) -> Factor:
         ),
         by_outcome=False,
     )
+
+
+_MOST_EXPONENT = 4.0
+"""of a priority: any float32 to this power is a finite float64"""
+
+
+def by_label(name: str, exponent: float = 1.0, least: float = 1e-6, unknown: float = 1.0) -> Factor:
+    """max(label, least) ** exponent: prioritized replay, P(i) ~ p_i^alpha (arXiv 1511.05952, section 3.3).
+
+    A job writes the priorities of steps with `Ledger.put_step_labels`; a segment has the mean of those that are finite,
+    and all its steps weigh as much; `unknown` while it has none. For the weights of importance sampling (section 3.4)
+    batches have `probability`. Raises `ConfigError` for numbers that cannot work.
+    """
+    if not name:
+        raise ConfigError("by_label: name the label of the steps that is their priority.")
+    if not 0 <= exponent <= _MOST_EXPONENT:
+        raise ConfigError(f"by_label: exponent {exponent} of '{name}' must be from 0 to {_MOST_EXPONENT:g}.")
+    least, unknown = _weight("by_label", "least", least), _weight("by_label", "unknown", unknown)
+
+    def weigh(runs: StepRuns, moment: Moment) -> np.ndarray:
+        label = runs.label.astype(np.float64)
+        return np.where(np.isnan(label), unknown, np.maximum(label, least) ** exponent)
+
+    return Factor(weigh, by_version=False, by_outcome=False, by_label=name)
 
 
 def _lag(runs: StepRuns, moment: Moment) -> np.ndarray:
@@ -264,6 +292,18 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
     """which steps may ever begin a window: frames that only others saw are not even decoded"""
     continues: StepFilter
     """which steps may stand inside a window: its mask is 0 from the first that may not"""
+
+    def __post_init__(self) -> None:
+        if len(names := {factor.by_label for factor in self.factors} - {""}) > 1:
+            raise ConfigError(
+                f"target: factors go by the labels {', '.join(sorted(names))}, and one is possible. Write what they "
+                "come to as a label of its own."
+            )
+
+    @property
+    def label(self) -> str:
+        """Name of the step label that weights change with, '' for none."""
+        return next((factor.by_label for factor in self.factors if factor.by_label), "")
 
     def weights(self, runs: StepRuns, moment: Moment) -> np.ndarray:
         """float64[R] of each step of a run, 0 for those that may not begin a window.

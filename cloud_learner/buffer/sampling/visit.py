@@ -33,6 +33,8 @@ class VisitState(msgspec.Struct):
     """of these, how many came out or were passed over"""
     weight: float = 1.0
     """the least that the segment was due since, of what it was due then: that part of its draws stays"""
+    label: float | None = None
+    """of the segment when the visit began, None for nothing"""
 
 
 class SegmentVisit:
@@ -48,7 +50,8 @@ class SegmentVisit:
         self.state, self.segment = state, segment
         index = known.index
         runs = index.runs_of(np.array([segment]))
-        each = known.weights_at(runs, state.watermark, state.newest_version) * state.scale
+        label = np.full(len(runs), np.nan if state.label is None else state.label, np.float32)
+        each = known.weights_at(runs, state.watermark, state.newest_version, label) * state.scale
         runs, each = runs[each > 0], each[each > 0]
         count = index.run_count[runs].astype(np.int64)
         ends = np.cumsum(each * count)

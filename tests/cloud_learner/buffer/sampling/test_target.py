@@ -19,6 +19,7 @@ from cloud_learner.buffer.sampling.target import (
     TaskMix,
     acted_steps,
     by_actor,
+    by_label,
     by_outcome,
     imitation,
     lag_half_life,
@@ -31,9 +32,19 @@ from wire.errors import ConfigError, InvalidDataError
 NOW = Moment(10)
 
 
-def runs(actor=(0, 1, 2, 3), version=(1, 5, 9, 10), demonstration=(False,) * 4, outcome=(0, 1, 2, -1)) -> StepRuns:
+def runs(
+    actor=(0, 1, 2, 3),
+    version=(1, 5, 9, 10),
+    demonstration=(False,) * 4,
+    outcome=(0, 1, 2, -1),
+    label=(np.nan,) * 4,
+) -> StepRuns:
     return StepRuns(
-        np.array(actor, np.uint8), np.array(version, np.int32), np.array(demonstration), np.array(outcome, np.int8)
+        np.array(actor, np.uint8),
+        np.array(version, np.int32),
+        np.array(demonstration),
+        np.array(outcome, np.int8),
+        np.array(label, np.float32),
     )
 
 
@@ -62,6 +73,33 @@ def test_staleness_is_bounded_hard_or_softly_but_never_that_of_a_demonstration()
     first, later = (lag_half_life(2).weigh(runs(version=(3, 4, 5, 6)), Moment(v)) for v in (7, 20))
     assert first / first.sum() == pytest.approx(later / later.sum())
     assert np.isfinite(lag_half_life(0.001).weigh(runs(version=(2_000_000,) * 4), Moment(0))).all()
+
+
+def test_a_priority_has_a_floor_an_exponent_and_a_weight_for_what_nobody_looked_at():
+    some = runs(label=(4.0, np.nan, -3.0, 0.0))
+    np.testing.assert_allclose(by_label("p", 0.5, least=0.01, unknown=7.0).weigh(some, NOW), [2, 7, 0.1, 0.1])
+    np.testing.assert_array_equal(by_label("p", 0).weigh(some, NOW), 1)
+    # the largest there can be is still a weight
+    largest = runs(label=(np.finfo(np.float32).max,) * 4)
+    assert np.isfinite(uniform(factors=(by_label("p", 4.0),)).weights(largest, NOW)).all()
+    for wrong in (
+        {"exponent": -1.0},
+        {"exponent": 5.0},
+        {"exponent": np.nan},
+        {"least": -1.0},
+        {"least": np.inf},
+        {"unknown": np.nan},
+        {"name": ""},
+    ):
+        with pytest.raises(ConfigError, match="by_label"):
+            by_label(**{"name": "p", **wrong})
+
+
+def test_a_target_goes_by_one_label():
+    assert uniform().label == ""
+    assert uniform(factors=(by_actor({"human": 1}), by_label("p"), by_label("p", 0.5))).label == "p"
+    with pytest.raises(ConfigError, match="labels p, q"):
+        uniform(factors=(by_label("p"), by_label("q")))
 
 
 def test_factors_multiply_and_only_starts_have_weight():
