@@ -48,7 +48,7 @@ class DriverRequest(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     call: str
-    """attach, connect, reset, read, write, hold, propose, stop_state or close"""
+    """attach, connect, reset, read, write, hold, propose or close"""
     sent_ns: int = 0
     """CLOCK_MONOTONIC, which both sides share"""
     action: bytes = b""

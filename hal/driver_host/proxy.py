@@ -120,11 +120,8 @@ class RobotProxy:
         return self._command("hold", b"")
 
     def stop_state(self) -> StopState:
-        """Who keeps the robot from moving; attaches to the host if need be. Raises `RobotError` when there is none."""
-        if self._socket is None:
-            self._attach()
-        self._proposed = None
-        return self._call("stop_state", self._call_s).stop or StopState()
+        """Who keeps the robot from moving, past whatever the host is doing. Raises as `stop`."""
+        return send_order(self._path, StopOrder("ask"), _ORDER_S)
 
     def stop(self, stop: str, who: str) -> StopState:
         """At once, past whatever the host is doing. Raises `RobotError` when there is none that answers."""

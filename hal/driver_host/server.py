@@ -272,8 +272,6 @@ class DriverServer:
                     held_ticks=done.held_ticks,
                     stop=done.stop,
                 )
-            case "stop_state":
-                return Reply(number, stop=self.robot.stop_state())
             case "attach":
                 return Reply(number, spec=self.robot.spec, pid=os.getpid())
             case "propose":

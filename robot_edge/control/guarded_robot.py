@@ -43,6 +43,8 @@ from wire.types import Observation, OperatorCommandKind
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_ASK_NS = 500_000_000
+"""between two looks at who stops a robot that waits to be tried again"""
 
 
 class GuardedRobot:
@@ -85,7 +87,7 @@ class GuardedRobot:
         """the error whose traceback is in the log"""
         self._previews = False
         self._failures = 0
-        self._due_ns = 0
+        self._due_ns = self._asked_ns = 0
         self._bad_since_ns = -1
 
     def start_disconnected(self) -> None:
@@ -94,7 +96,11 @@ class GuardedRobot:
 
     def ensure_connected(self) -> bool:
         """Whether it can be used; connects it when that is due, which may take its time."""
-        if self._due_ns and self._clock.now_ns() < self._due_ns:
+        now_ns = self._clock.now_ns()
+        if self._due_ns and now_ns < self._due_ns:
+            if now_ns - self._asked_ns > _ASK_NS:
+                self._asked_ns = now_ns
+                self.poll_stop()
             return False
         self._due_ns = 0
         if self.connected:

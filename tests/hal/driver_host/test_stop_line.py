@@ -1,0 +1,158 @@
+"""A stop reaches the robot whatever its driver, its control or a disk is doing, and stays until it is taken back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hal.driver_host.proxy import RobotProxy
+from hal.driver_host.server import run_driver_server
+from hal.driver_host.stop_line import StopOrder, send_order, stop_address
+from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeRobot
+from hal.interfaces.robot import Feedback
+from hal.safety.limiter import SafetyLimits
+from tests.hal.driver_host.test_proxy import place, until_held  # noqa: F401
+from wire.errors import RobotError, RobotStoppedError
+from wire.stop_state import StopState
+from wire.types import Observation
+
+HZ = 50.0
+MOVE = np.array([0.5, 0, 0, 0], np.float32)
+
+
+class Arm(FakeRobot):
+    """Notes what it executed; blocks in `read` while told to."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeConfig(control_hz=HZ, image_px=16))
+        self.executed: list[np.ndarray] = []
+        self.free = threading.Event()
+        self.free.set()
+
+    def read(self) -> Observation:
+        self.free.wait(30)
+        return super().read()
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self.executed.append(action.copy())
+        return super().write(action)
+
+
+@contextlib.contextmanager
+def hosted(
+    arm: Arm, path: Path, limits: SafetyLimits = FAKE_LIMITS, stop_file: Path | None = None
+) -> Iterator[RobotProxy]:
+    over = threading.Event()
+    options = {"safety": limits, "stop_file": stop_file}
+    thread = threading.Thread(target=run_driver_server, args=(arm, path, over.is_set), kwargs=options)
+    thread.start()
+    robot = RobotProxy(arm.spec, path, attach_s=60.0)
+    deadline = time.monotonic() + 60
+    while not stop_address(path).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    try:
+        yield robot
+    finally:
+        arm.free.set()
+        with contextlib.suppress(RobotError):
+            robot.close()
+        over.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def moving(robot: RobotProxy) -> None:
+    robot.connect()
+    robot.reset("go-left", 1)
+    for _ in range(5):
+        robot.write(MOVE)
+
+
+def test_a_stopped_robot_is_braked_by_its_host_whatever_control_commands(place: Path) -> None:  # noqa: F811
+    arm = Arm()
+    limits = SafetyLimits(
+        acceleration={"move_x": 5 * HZ}, stop_deceleration={"move_x": 10 * HZ}, rest={"gripper_effort": 0}
+    )
+    with hosted(arm, place, limits) as robot:
+        moving(robot)
+        before = len(arm.executed)
+        assert robot.stop("1", "anna").stops == {"1": "anna"}
+        told = [robot.write(MOVE) for _ in range(10)]
+        assert all(one.stop is not None and one.stop.stops for one in told)
+        until_held(arm.executed, before + 4)
+        assert robot.write(MOVE).still
+    speeds = [float(action[0]) for action in arm.executed[before - 1 :]]
+    steps = np.diff(speeds)
+    assert np.all(steps <= 1e-6) and steps.min() == pytest.approx(-0.2), "as hard as a stop may"
+    assert not any(speeds[5:])
+
+
+def test_it_takes_the_right_release_and_a_start(place: Path) -> None:  # noqa: F811
+    arm = Arm()
+    with hosted(arm, place) as robot:
+        moving(robot)
+        robot.stop("1", "anna")
+        robot.stop("2", "the pedal")
+        assert robot.release("3") == StopState({"1": "anna", "2": "the pedal"})
+        assert robot.start() == robot.release("") == robot.stop_state()
+        assert robot.release("1").stops == {"2": "the pedal"}
+        with pytest.raises(RobotStoppedError, match="stopped by the pedal"):
+            robot.reset("go-left", 2)
+        assert robot.release("2") == StopState(ready=True)
+        assert robot.write(MOVE).executed[0] == 0, "it stands until it is started"
+        assert robot.start().free
+        assert robot.write(MOVE).executed[0] == 0.5
+
+
+def test_no_call_stands_in_front_of_a_stop(place: Path) -> None:  # noqa: F811
+    arm = Arm()
+    with hosted(arm, place) as robot:
+        moving(robot)
+        arm.free.clear()
+        reading = threading.Thread(target=lambda: contextlib.suppress(RobotError) and robot.read())
+        reading.start()
+        time.sleep(0.05)
+        asked = time.monotonic()
+        assert send_order(place, StopOrder("stop", "1", "the pedal"), 5.0).stops
+        assert time.monotonic() - asked < 1.0
+        arm.free.set()
+        reading.join(30)
+        assert robot.write(MOVE).executed[0] == 0
+
+
+def test_it_outlives_the_host_and_nobody_connects_the_robot_meanwhile(place: Path, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "estop"
+    with hosted(Arm(), place, stop_file=file) as robot:
+        moving(robot)
+        robot.stop("1", "anna")
+    assert file.exists()
+    with hosted(Arm(), place, stop_file=file) as robot:
+        assert robot.stop_state().stops == {"1": "anna"}
+        with pytest.raises(RobotStoppedError, match="is not connected: it was stopped by anna"):
+            robot.connect()
+        robot.release("1")
+        robot.start()
+        moving(robot)
+    assert not file.exists()
+
+
+def test_what_is_no_order_is_passed_over(place: Path) -> None:  # noqa: F811
+    with hosted(Arm(), place) as robot:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            for wrong in (b"", b"stop", b"\x93\xa4halt\xa0\xa0"):
+                line.sendto(wrong, str(stop_address(place)))
+        assert robot.stop_state().free
+        assert robot.stop("1", "anna").stops
+
+
+def test_without_a_host_it_says_so(place: Path) -> None:  # noqa: F811
+    with pytest.raises(RobotError, match="no host of a robot answers"):
+        send_order(place, StopOrder("stop", "1", "anna"), 0.1)
