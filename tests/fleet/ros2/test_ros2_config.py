@@ -117,9 +117,7 @@ def test_an_edge_is_prepared_from_parameters_without_starting_anything(tmp_path:
 def test_a_robot_that_is_not_on_ros_needs_no_topics(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ["gateway", "left"])
     assert ros2.prepare(parameters(tmp_path, recipe="fake"), "/left").endpoints == ()
-    moved = ros2.prepare(
-        parameters(tmp_path, recipe="fake", robot="ros2", robot_config='{"simulated": true}'), "/left"
-    )
+    moved = ros2.prepare(parameters(tmp_path, recipe="fake", robot="ros2", robot_config='{"simulated": true}'), "/left")
     assert "/left/camera/front/image_raw" in {endpoint.name for endpoint in moved.endpoints}
 
 

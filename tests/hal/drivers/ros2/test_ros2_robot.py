@@ -108,7 +108,8 @@ def recorded(robot: Robot, task: str, seed: int, episodes: int, ticks: int) -> t
 def assert_same(one: tuple[list[Step], list[Frame]], other: tuple[list[Step], list[Frame]]) -> None:
     assert len(one[0]) == len(other[0])
     for a, b in zip(one[0], other[0], strict=True):
-        assert (a.tick, a.actor, a.reward, a.terminated) == (b.tick, b.actor, b.reward, b.terminated)
+        # not by their ticks: periods that a busy machine skipped are counted
+        assert (a.actor, a.reward, a.terminated) == (b.actor, b.reward, b.terminated)
         for name in ("proposed", "executed", "state"):
             assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), f"{name} at tick {a.tick}"
     assert len(one[1]) == len(other[1])
