@@ -26,6 +26,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -265,7 +266,7 @@ def evaluate(size: FastSlowSize, weights: bytes, kind: str, hz: float) -> list[d
     try:
         for task in size.tasks:
             for number in range(size.episodes):
-                episode = stage.play(policy, thinker, scheduler, task, HELD_OUT + number, size.max_ticks, delay)
+                episode = stage.play(policy, thinker, scheduler, task, HELD_OUT + number, size.max_ticks, repeat(delay))
                 found.append(
                     {
                         "success": float(episode.success),

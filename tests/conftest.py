@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
+
+from hal.driver_host import real_time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -54,3 +58,10 @@ def _calm() -> None:
         with contextlib.suppress(ProcessLookupError):
             if os.sched_getscheduler(thread) != os.SCHED_OTHER:
                 os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _memory_is_free() -> Iterator[None]:
+    """A host in a thread of a test must not lock the memory of every test after it."""
+    with patch.object(real_time, "lock_memory", lambda: True):
+        yield

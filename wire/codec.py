@@ -16,7 +16,7 @@ import numpy as np
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.messages import Message, fleet, gateway, local
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
 _NAMES = {np.dtype(name): name for name in _DTYPES}

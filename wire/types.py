@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, SpecMismatchError
+from wire.spec_checks import check_names, check_number, check_rate, check_text
 
-MAX_NAME = 100
 MAX_PIXELS = 16_384
-SLOWEST_HZ, FASTEST_HZ = 1e-3, 1e5
 
 
 class CommandType(StrEnum):
@@ -67,6 +66,10 @@ class EpisodeOutcome(StrEnum):
     failure = "failure"
     aborted = "aborted"
     """broken off: it says nothing about the policy"""
+    unjudged = "unjudged"
+    """it ended, and nobody who could tell has said how: neither a success nor a failure"""
+    discarded = "discarded"
+    """a person threw it away: nobody learns from it"""
 
 
 class Role(StrEnum):
@@ -99,6 +102,25 @@ class OperatorCommandKind(StrEnum):
     release_estop = "release_estop"  # the stop that the command names
     start = "start"
     drop_link = "drop_link"  # whoever drove it vanished: hold
+    speed_limit = "speed_limit"  # its one number: share of the velocity limits; only from beside the robot
+    success = "success"  # the episode ends, or has ended, as that
+    failure = "failure"
+    end = "end"  # the episode ends without a verdict
+    discard = "discard"  # throw the running episode, or the one that has just ended, away
+    rerecord = "rerecord"  # the same, and its task and seed come again
+    scene_ready = "scene_ready"  # the scene is reset: the next episode may begin
+    next = "next"  # `end` while an episode runs, `scene_ready` once the robot has waited a while
+
+
+VERDICTS = frozenset((OperatorCommandKind.success, OperatorCommandKind.failure))
+EPISODE_COMMANDS = VERDICTS | {
+    OperatorCommandKind.end,
+    OperatorCommandKind.discard,
+    OperatorCommandKind.rerecord,
+    OperatorCommandKind.scene_ready,
+    OperatorCommandKind.next,
+}
+"""what a person says of episodes and scenes; each is heard once, and does nothing where it does not fit"""
 
 
 class Dimension(msgspec.Struct, frozen=True):
@@ -131,14 +153,14 @@ class RobotSpec(msgspec.Struct, frozen=True, cache_hash=True):
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` naming the field that cannot be."""
-        _text("robot spec: embodiment", self.embodiment)
+        check_text("robot spec: embodiment", self.embodiment)
         what = f"robot spec '{self.embodiment}'"
         for kind, dimensions in (("state", self.state), ("action", self.action)):
-            _once(what, kind, [dimension.name for dimension in dimensions])
+            check_names(what, kind, [dimension.name for dimension in dimensions])
             for dimension in dimensions:
                 one = f"{what}: {kind} '{dimension.name}'"
                 for side in ("low", "high"):
-                    _number(f"{one}: {side}", getattr(dimension, side))
+                    check_number(f"{one}: {side}", getattr(dimension, side))
                 if not dimension.low < dimension.high:
                     raise ConfigError(f"{one} has low {dimension.low} not below high {dimension.high}.")
                 for side in ("low", "high"):
@@ -148,15 +170,15 @@ class RobotSpec(msgspec.Struct, frozen=True, cache_hash=True):
                     raise ConfigError(f"{one} has no unit; '1' stands for none.")
         if not self.action:
             raise ConfigError(f"{what}: action is empty; name at least one dimension that can be commanded.")
-        _once(what, "camera", [camera.name for camera in self.cameras])
+        check_names(what, "camera", [camera.name for camera in self.cameras])
         for camera in self.cameras:
             one = f"{what}: camera '{camera.name}'"
             for side in ("height", "width"):
                 pixels = getattr(camera, side)
                 if not isinstance(pixels, int) or not 1 <= pixels <= MAX_PIXELS:
                     raise ConfigError(f"{one} has {side} {pixels}; give 1 to {MAX_PIXELS} pixels.")
-            _rate(f"{one}: rate_hz", camera.rate_hz)
-        _rate(f"{what}: control_hz", self.control_hz)
+            check_rate(f"{one}: rate_hz", camera.rate_hz)
+        check_rate(f"{what}: control_hz", self.control_hz)
 
     @property
     def hash(self) -> str:
@@ -370,30 +392,3 @@ class Lease(msgspec.Struct, frozen=True):
     ttl_ns: int = 0
     """a heartbeat moves the end so far into the future"""
     stops: dict[str, str] = {}  # of an emergency stop, as it is kept: who gave those not shown yet, by id
-
-
-def _once(what: str, kind: str, names: list[str]) -> None:
-    """Raise `ConfigError` for a name that is none or stands twice."""
-    for name in names:
-        _text(f"{what}: a {kind} name", name)
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"{what}: the {kind} name '{twice}' stands twice in {names}.")
-
-
-def _text(what: str, value: str) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{what} is {'empty' if isinstance(value, str) else repr(value)}; give it a name.")
-    if not value.isprintable() or len(value) > MAX_NAME:
-        raise ConfigError(f"{what} {value[:40]!r}: a name is at most {MAX_NAME} printable characters.")
-
-
-def _number(what: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{what} is {value!r}; give a number.")
-
-
-def _rate(what: str, value: float) -> None:
-    _number(what, value)
-    if not SLOWEST_HZ <= value <= FASTEST_HZ:
-        raise ConfigError(f"{what} is {value}; it must be positive, from {SLOWEST_HZ:g} to {FASTEST_HZ:g} Hz.")

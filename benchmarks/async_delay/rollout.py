@@ -7,14 +7,15 @@ stepped by hand, so that ages are counted in simulated ticks however busy the ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from hal.interfaces.robot import Robot
-from hal.safety.limiter import hold_action, limit_action
+from hal.safety.limiter import SafetyLimiter
+from hal.safety.limits import SafetyLimits
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler
 from robot_edge.inference.server import infer_chunk
@@ -88,10 +89,13 @@ class Stage:
         task: str,
         seed: int,
         max_ticks: int,
-        delay_ticks: int,
+        delays: Iterator[int],
+        safety: SafetyLimits | None = None,
     ) -> Run:
-        """One episode; a chunk can be used `delay_ticks` after the observation it was asked with."""
+        """One episode; a chunk can be used so many ticks after the observation it was asked with as `delays` says of
+        it, and not before one that was asked for earlier. `safety`: limits of what is executed."""
         robot, spec = self.robot, self.robot.spec
+        limiter = SafetyLimiter(spec, safety or SafetyLimits())
         robot.reset(task, seed)
         scheduler.reset(0)
         thinker.begin()
@@ -107,6 +111,7 @@ class Stage:
                 scheduler.submit(coming.popleft()[1], tick)
             request = scheduler.request_chunk(tick, observation)
             if request is not None:
+                delay_ticks = next(delays)
                 latent = thinker.newest(observation)
                 if latent is None:
                     scheduler.submit(ChunkReply(None, "nothing is thought yet", request.tick), tick)
@@ -119,8 +124,10 @@ class Stage:
             begun |= chosen is not None
             waited += not begun
             starved += begun and chosen is None
-            wanted = hold_action(spec, executed) if chosen is None else chosen[0]
-            feedback = robot.write(limit_action(spec, wanted))
+            state = observation.state
+            wanted = limiter.brake(executed, state) if chosen is None else limiter.limit(chosen[0], executed, state)
+            feedback = robot.write(wanted)
+            limiter.note(feedback.executed, executed)
             executed = feedback.executed
             scheduler.on_executed(tick, executed, waited=chosen is None)
             self.clock.advance(spec.period_ns)

@@ -23,6 +23,8 @@ TRACK = "track"
 TRACK_INSTRUCTION = "follow the goal"
 
 PERIOD_TICKS = 90
+TURN_TICKS = (30, 80)
+"""of a goal that turns round: from one turn to the next, drawn evenly"""
 RADIUS_M = 0.09
 SPREAD_M = 0.05
 """the circle's centre lies within so much of the middle, in x"""
@@ -48,44 +50,53 @@ class TrackSimulation(Simulation):
     an episode never succeeds before its time is up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turning: bool = False) -> None:
+        """`turning`: the goal turns round now and then, which nobody foresees, the operator neither."""
         super().__init__("reach")
+        self._turning = turning
         self._tick = 0
-        self._phase, self._turn = 0.0, 1.0
+        self._phase, self._way, self._gone = 0.0, 1, 0
+        self._turns_at = 0
         self._centre = np.array(_MIDDLE)
 
     def reset(self, seed: int) -> None:
         super().reset(seed)
-        rng = np.random.default_rng(seed)
-        self._phase = rng.uniform(0.0, 2 * np.pi)
-        self._turn = rng.choice((-1.0, 1.0))
+        self._rng = np.random.default_rng(seed)
+        self._phase = self._rng.uniform(0.0, 2 * np.pi)
+        self._way = int(self._rng.choice((-1, 1)))
         self._centre = np.array(_MIDDLE)
-        self._centre[0] += rng.uniform(-SPREAD_M, SPREAD_M)
-        self._tick = 0
+        self._centre[0] += self._rng.uniform(-SPREAD_M, SPREAD_M)
+        self._tick = self._gone = self._turns_at = 0
+        self._plan_turn()
         self._look()
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
-        super().step(action)
+        self.advance(action)
         self._tick += 1
+        if self._turning and self._tick == self._turns_at:
+            self._way = -self._way
+            self._plan_turn()
+        self._gone += self._way
         self._look()
-        near = float(np.linalg.norm(self._env.get_endeff_pos() - self.goal(self._tick))) < TOLERANCE_M
+        near = float(np.linalg.norm(self._env.get_endeff_pos() - self.goal())) < TOLERANCE_M
         return float(near and self._tick > SETTLE_TICKS), False
 
-    def goal(self, tick: int) -> np.ndarray:
-        """float64[3], metres"""
-        angle = self._phase + self._turn * 2 * np.pi * tick / PERIOD_TICKS
+    def goal(self, ahead: int = 0) -> np.ndarray:
+        """float64[3], metres; `ahead`: where it will be in so many ticks if it does not turn round."""
+        angle = self._phase + 2 * np.pi * (self._gone + self._way * ahead) / PERIOD_TICKS
         return self._centre + RADIUS_M * np.array([np.cos(angle), np.sin(angle), 0.0])
 
+    def _plan_turn(self) -> None:
+        self._turns_at += int(self._rng.integers(*TURN_TICKS, endpoint=True))
+
     def _look(self) -> None:
-        goal = self.goal
-        opening = self.observation[3:4]
-        speed = (goal(self._tick) - goal(self._tick - 1)) * CONTROL_HZ
+        goal = self.goal()
         # the camera and the eye of a person see it too
-        self._env._target_pos = goal(self._tick)
-        self._env.model.site("goal").pos = goal(self._tick)
-        later = goal(self._tick + _LEAD_TICKS)
+        self._env._target_pos = goal
+        self._env.model.site("goal").pos = goal
+        speed, later = (goal - self.goal(-1)) * CONTROL_HZ, self.goal(_LEAD_TICKS)
         aim = later + _OUTSIDE * (later - self._centre) + _ABOVE
-        self.observation = np.concatenate([self._env.data.mocap_pos[0], opening, goal(self._tick), speed, aim])
+        self.observation = np.concatenate([self._env.data.mocap_pos[0], [self.opening], goal, speed, aim])
 
 
 def track_spec() -> RobotSpec:
@@ -116,14 +127,16 @@ class TrackRobot:
 
     tasks = (TRACK,)
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, turning: bool = False) -> None:
+        """`turning`: see `TrackSimulation`."""
         self.spec = track_spec()
         self.task = ""
+        self._turning = turning
         self._clock = clock or MonotonicClock()
         self._simulation: TrackSimulation | None = None
 
     def connect(self) -> None:
-        self._simulation = self._simulation or TrackSimulation()
+        self._simulation = self._simulation or TrackSimulation(self._turning)
 
     def reset(self, task: str, seed: int) -> None:
         check_reset("robot 'track'", task, self.tasks, seed, self._simulation is not None)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COMMAND = re.compile(r"(?:^|[\s/])(?:fleet\.cli|vla-fleet)\s+(\S+)(?:\s+(\S+))?")
+_FORKED = {"robot", "control", "inference", "thinker", "uplink", "edge", "gateway", "trainer", "evaluator"}
+"""names of processes that were forked: their command lines are cut to the length of their parent's"""
 _CALLED = {"robot": "driver", "demonstrate": "demonstrator", "edge": "edge (supervisor)", "up": "up"}
 
 
@@ -38,7 +40,7 @@ class ProcessTree:
         self._kinds = {}
         for number in tree:
             parent, started, used_s = found[number]
-            self._kinds[number] = kind = kind_of(_command(number)) or self._kinds.get(parent, "other")
+            self._kinds[number] = kind = kind_of(_command(number), _name(number)) or self._kinds.get(parent, "other")
             self._used[number, started] = kind, used_s
             tree += below.get(number, ())
 
@@ -59,13 +61,24 @@ class ProcessTree:
         return sums
 
 
-def kind_of(command: str) -> str:
-    """What part of a fleet a command line starts: gateway, trainer, control, ...; '' when it is none."""
+def kind_of(command: str, name: str = "") -> str:
+    """What part of a fleet a command line starts: gateway, trainer, control, ...; '' when it is none.
+
+    `name`: of the program, which one that was forked has from its part.
+    """
+    if name in _FORKED:
+        return _CALLED.get(name, name)
     found = _COMMAND.search(command)
     if found is None:
         return ""
     word = found[2] or "" if found[1] == "edge-part" else found[1]
     return _CALLED.get(word, word)
+
+
+def _name(number: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{number}/comm").read_text().strip()
+    return ""
 
 
 def _command(number: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 
+from benchmarks.safety_drill.people import People
 from benchmarks.safety_drill.plant import CALM, LIMITS, OPEN, PERIOD_S, SPEC, Plant, Truth
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
@@ -13,22 +15,24 @@ from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.control.config import LoopConfig, ObservationLimits, RobotTimeouts
+from robot_edge.control.config import EpisodeRules, LoopConfig, ObservationLimits, RobotTimeouts
 from robot_edge.control.loop import ControlLoop
 from wire.clock import ManualClock
 from wire.messages.gateway import Job, Nack, OperatorCommand, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeLost
 from wire.stop_state import StopState
 from wire.transport.memory_channel import memory_pair
-from wire.types import ActionChunk, Observation, PolicyCapabilities
+from wire.types import EPISODE_COMMANDS, ActionChunk, Observation, OperatorCommandKind, PolicyCapabilities
 
 STRATEGIES = ("sync", "naive", "aligned", "ensemble", "future_state", "rtc_guided", "rtc_trained")
 TRAINED = PolicyCapabilities(trained_max_delay=8, state_aligned=True, prefix_trained=True)
 HORIZON = 24
-_EVENTS = 0.05
-"""of periods, in which something happens"""
-BOOT_PERIODS = 30
-"""what a control process takes to come back"""
+_CALM = CALM.tolist()
+_EVENTS, _BOUT_EVENTS = 0.04, 0.4
+"""of periods, in which something happens: mostly, and in a bout, in which one thing meets another"""
+_BOUT_BEGINS, _BOUT_ENDS = 1 / 400, 1 / 40
+BOOT_PERIODS = (3, 6, 30)
+"""what a control process may take to come back: while its robot still slows down, or long after"""
 MOTION = SpecMotion(
     SPEC,
     [
@@ -71,8 +75,7 @@ class Host:
         self.robot.connect()
 
     def reset(self, task: str, seed: int) -> RestPose | None:
-        self.watched.end_scene()
-        return self.robot.reset(task, seed)
+        return self.watched.reset(task, seed)
 
     def read(self) -> Observation:
         return self.robot.read()
@@ -97,6 +100,10 @@ class Host:
     def stop_state(self) -> StopState:
         return self.robot.stop_state()
 
+    def limit_speed(self, who: str, share: float) -> None:
+        self._truth.speed_limits[who] = share
+        self.robot.limit_speed(who, share)
+
     # what a stop means is kept here a second time, in other words
     def stop(self, stop: str, who: str) -> StopState:
         self._truth.stops.add(stop)
@@ -107,9 +114,9 @@ class Host:
         self._truth.stops.discard(stop)
         return self.robot.release(stop)
 
-    def start(self) -> StopState:
+    def start(self, after: str = "") -> StopState:
         self._truth.started = self._truth.started or not self._truth.stops
-        return self.robot.start()
+        return self.robot.start(after)
 
     def close(self) -> None:
         self.watched.end_scene()
@@ -134,11 +141,11 @@ class Bench:
         self.modes: dict[str, int] = {}
         self._stop_number = 0
         self._said_stops: list[str] = []
-        self._bursty = False
-        self._replayed: OperatorCommand | None = None
+        self._bursty = self._bout = False
+        self._attended = seed % 3 == 0
         self._coming: list[tuple[int, ChunkReply]] = []
-        self._driving = ""
-        self._sequence = 0
+        self.plant.blends = bool(self.rng.random() < 0.5)
+        self.people = People(self.rng, self.clock, self.plant, lambda command: self.uplink.send(command))
         self._boot()
 
     def _boot(self) -> None:
@@ -158,15 +165,16 @@ class Bench:
                 safety=self.limits,
                 driver=RobotTimeouts(first_pause_s=0.2, longest_pause_s=1.0, give_up_s=1.0),
                 observation_limits=ObservationLimits(recover_ticks=2),
+                hand_back_blend_s=0.5 if self.plant.blends else 0.0,
+                episodes=EpisodeRules(reset_by_person=self._attended, reset_s=1.0),
                 write_after_s=0.008 if self.rng.random() < 0.3 else 0.0,
             ),
         )
         self.loop.driver.start_disconnected()
         self.uplink.send(Job("job", ("drill",), int(self.rng.integers(0, 2**30))))
         self.uplink.send(VersionActivated("drill", 1, 0, TRAINED))
-        if self._driving:
-            self.uplink.send(OperatorCommand("drill", "take_over", operator=self._driving))
-            self.truth.holder = "human"
+        self.uplink.send(self.people.sticky.state())
+        self.people.on_new_control()
         self._coming.clear()
 
     # --- one period -------------------------------------------------------------------------------------------------
@@ -175,8 +183,7 @@ class Bench:
         self._happen()
         self._deliver()
         self.loop.tick()
-        while self.uplink.recv() is not None:
-            pass
+        self.uplink.discard()
         self.plant.look()
         self._answer()
         self.ticks += 1
@@ -184,17 +191,21 @@ class Bench:
 
     def _happen(self) -> None:
         """Mostly nothing; each of these some times a minute."""
-        if self._driving and self.rng.random() < 0.1:
-            self._drive()
-        chance = self.rng.random()
-        if chance > _EVENTS:
+        if self.rng.random() < (_BOUT_ENDS if self._bout else _BOUT_BEGINS):
+            self._bout = not self._bout
+        if self.people.driving and self.rng.random() < (0.3 if self._bout else 0.1):
+            self.people.drive()
+        chance = self.rng.random() / (_BOUT_EVENTS if self._bout else _EVENTS)
+        if chance >= 1:
             return
+        people = self.people
         kinds = (
             self._fail_reading, self._refuse, self._stall, self._restart_control, self._stop, self._release,
-            self._start, self._start, self._start, self._take_over, self._drive, self._hand_back, self._drop,
-            self._storage, self._be_late, self._change_weather, self._new_uplink,
+            self._start, self._start, self._start, people.take_over, people.drive, people.hand_back, people.drop,
+            people.intrude, people.intrude, self._storage, self._be_late, self._change_weather, self._new_uplink,
+            self._slow, self._speak, self._speak,
         )  # fmt: skip
-        kinds[int(chance / _EVENTS * len(kinds))]()
+        kinds[int(chance * len(kinds))]()
 
     def _fail_reading(self) -> None:
         self.plant.fault = str(self.rng.choice(["raise", "nan", "old", "camera", "jump"]))
@@ -208,7 +219,7 @@ class Bench:
 
     def _restart_control(self) -> None:
         self.host.watched.on_disconnect()
-        self.clock.sleep_until(self.clock.now_ns() + int(BOOT_PERIODS * PERIOD_S * 1e9))
+        self.clock.sleep_until(self.clock.now_ns() + int(self.rng.choice(BOOT_PERIODS) * PERIOD_S * 1e9))
         self._boot()
 
     def _stop(self) -> None:
@@ -221,6 +232,11 @@ class Bench:
         else:
             self.uplink.send(OperatorCommand("drill", "estop", operator=who, stop=stop))
 
+    def _slow(self) -> None:
+        """One of two who are beside it; there is nothing to scale where nothing limits its velocity."""
+        if self.plant.limited:
+            self.host.limit_speed(str(self.rng.choice(["cli", "ros"])), float(self.rng.choice([1.0, 1.0, 0.6, 0.25])))
+
     def _release(self) -> None:
         """Of any stop of late, some of which were released before; mostly all of them."""
         some = self._said_stops if self.rng.random() < 0.7 else self.rng.choice([*self._said_stops, "", "s0"], 1)
@@ -232,38 +248,11 @@ class Bench:
             self._release()
         self.uplink.send(OperatorCommand("drill", "start"))
 
-    def _take_over(self) -> None:
-        self._driving = str(self.rng.choice(["web-1", "web-2"]))
-        self._say("take_over")
-        self.truth.holder = "human"
-
-    def _drive(self) -> None:
-        """A burst of commands, now and then of nobody who drives."""
-        for _ in range(int(self.rng.choice([1, 3, 30]))):
-            self._sequence += 1
-            speed = -float(self.rng.uniform(0.2, 1.0)) * (self.plant.state[1] > -1.2)
-            action = (float(self.plant.state[0]), speed * CALM[1] * PERIOD_S, 0.3 * speed)
-            who, now_ns = self._driving or "web-9", self.clock.now_ns()
-            command = OperatorCommand("drill", "command", action, self._sequence, who, captured_ns=now_ns)
-            self.uplink.send(command)
-            if self.rng.random() < 0.05:
-                self._replayed = command
-        if self._replayed is not None and self.rng.random() < 0.1:
-            self.uplink.send(self._replayed)
-        if self._driving:
-            self.truth.holder, self.truth.commanded_ns = "human", self.clock.now_ns()
-
-    def _hand_back(self) -> None:
-        self._driving, self.truth.holder = "", "policy"
-        self._say("hand_back")
-
-    def _drop(self) -> None:
-        if self._driving:
-            self._say("drop_link")
-            self.truth.holder = "nobody"
-
-    def _say(self, kind: str) -> None:
-        self.uplink.send(OperatorCommand("drill", kind, operator=self._driving))
+    def _speak(self) -> None:
+        """A word about the episode or its scene, mostly that the scene is ready."""
+        kinds = (*sorted(EPISODE_COMMANDS), *[OperatorCommandKind.scene_ready] * 7)
+        word, now_ns = str(self.rng.choice(kinds)), self.clock.now_ns()
+        self.uplink.send(OperatorCommand("drill", word, operator=self.people.driving, captured_ns=now_ns))
 
     def _storage(self) -> None:
         self.uplink.send(Nack(str(self.rng.choice(["", "", "the disk is full"]))))
@@ -327,16 +316,17 @@ def calm_path(state: np.ndarray) -> np.ndarray:
 
     Joint and x run to a circle and around it; y swings.
     """
-    joint, x, y = state
-    rows = np.empty((HORIZON, 3))
-    for row in rows:
+    joint, x, y = state.tolist()
+    rows = []
+    for _ in range(HORIZON):
         u, w = joint / 60, x / 0.8
-        inward = np.clip(1 - np.hypot(u, w), -0.5, 0.5)
-        speed = np.array([60 * (-w + inward * u), 0.8 * (u + inward * w), 0.4 * np.clip(w - y, -1, 1)])
-        speed *= 0.9 * min(1.0, float((CALM / np.maximum(np.abs(speed), 1e-9)).min()))
-        joint, x, y = joint + speed[0] * PERIOD_S, x + speed[1] * PERIOD_S, y + speed[2] * PERIOD_S
-        row[:] = joint, speed[1] * PERIOD_S, speed[2]
-    return rows
+        inward = min(max(1 - math.hypot(u, w), -0.5), 0.5)
+        speeds = 60 * (-w + inward * u), 0.8 * (u + inward * w), 0.4 * min(max(w - y, -1.0), 1.0)
+        share = min(1.0, *(calm / max(abs(speed), 1e-9) for calm, speed in zip(_CALM, speeds, strict=True)))
+        turn, slide, swing = (0.9 * share * speed for speed in speeds)
+        joint, x, y = joint + turn * PERIOD_S, x + slide * PERIOD_S, y + swing * PERIOD_S
+        rows.append((joint, slide * PERIOD_S, swing))
+    return np.array(rows)
 
 
 def quiet() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from hal.driver_host.watchdog import CommandWatchdog
@@ -20,6 +22,8 @@ from robot_edge.control import operator_override
 from robot_edge.control.mode import NO_HOLD
 from robot_edge.control.observation_checks import ObservationMonitor
 from robot_edge.control.operator_override import OperatorOverride
+from robot_edge.operators.blend import HandBackBlend, TakeoverBlend
+from robot_edge.operators.lease_fence import LeaseFence, Refusal
 from wire.messages.gateway import OperatorCommand
 from wire.stop_state import StopState
 from wire.types import OperatorCommandKind
@@ -35,11 +39,22 @@ def _wrapped(owner: type, name: str, wrap: Callable[..., Any]) -> Callable[[], A
     return lambda: patch.object(owner, name, lambda *given, **named: wrap(original, *given, **named))
 
 
+def _void_only_for_a_new_episode(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def void(self: Any) -> None:
+        # `reset` voids as well: a scheduler that was never reset has nothing to run on
+        if sys._getframe(1).f_code.co_name in ("reset", "void"):
+            original(self)
+
+    return void
+
+
 @contextlib.contextmanager
 def _plans_outlive() -> Iterator[None]:
     with contextlib.ExitStack() as undo:
-        for kind in (AlignedScheduler, *AlignedScheduler.__subclasses__()):
-            undo.enter_context(patch.object(kind, "void", lambda self: None))
+        kinds: list[type[AlignedScheduler]] = [AlignedScheduler, *AlignedScheduler.__subclasses__()]
+        for kind in kinds:
+            if "void" in vars(kind):
+                undo.enter_context(patch.object(kind, "void", _void_only_for_a_new_episode(kind.void)))
         yield
 
 
@@ -57,6 +72,10 @@ def _release_starts(original: Callable[..., Any], self: StopLatch, stop: str) ->
     original(self, stop)
     if not self._state.stops:
         self._state = StopState()
+
+
+def _last_limit_counts(self: StopLatch, who: str, share: float) -> None:
+    self._state = msgspec.structs.replace(self._state, speed_limits={who: share})
 
 
 def _unlimited(self: SafetyLimiter, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> Any:
@@ -77,10 +96,28 @@ def _nobody_vanishes(original: Callable[..., Any], self: OperatorOverride, comma
     return command.kind != OperatorCommandKind.drop_link and original(self, command)
 
 
+def _any_message(*excused: Refusal) -> Callable[..., Any]:
+    def admit(original: Callable[..., Refusal], self: LeaseFence, command: OperatorCommand) -> Refusal:
+        refusal = original(self, command)
+        if refusal not in excused:
+            return refusal
+        if command.kind == OperatorCommandKind.take_over:
+            self.holder = command
+        return Refusal.none
+
+    return admit
+
+
+def _no_offset(self: TakeoverBlend, command: Any, driven: np.ndarray, acts: bool, executed: np.ndarray) -> np.ndarray:
+    return np.zeros_like(executed)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "actions are spent while the robot waits": _wrapped(RequestTracker, "on_executed", _never_waits),
     "plans outlive who interrupted them": _plans_outlive,
     "nothing limits what is executed": _replaced(SafetyLimiter, "limit", _unlimited),
+    "nobody slows it": _replaced(SafetyLimiter, "slow", lambda self, share: None),
+    "whoever slowed it last counts alone": _replaced(StopLatch, "limit_speed", _last_limit_counts),
     "a hold commands nothing": _replaced(LimitedRobot, "hold", _hold_nothing),
     "the host watches nothing": _replaced(CommandWatchdog, "left_s", lambda self, now_ns: float("inf")),
     "the host does not brake at once": _replaced(CommandWatchdog, "on_stop", lambda self, now_ns: self.pause()),
@@ -95,5 +132,16 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "a silent person drives on": lambda: patch.object(operator_override, "COMMAND_FRESH_S", 1e9),
     "a person's command outlives the scene": _replaced(OperatorOverride, "new_scene", lambda self: None),
     "whoever vanished drives on": _wrapped(OperatorOverride, "handle_command", _nobody_vanishes),
+    "an older lease drives": _wrapped(
+        LeaseFence, "admit", _any_message(Refusal.old_lease, Refusal.replayed, Refusal.not_taken_over)
+    ),
+    "another operator drives by the holder's lease": _wrapped(
+        LeaseFence, "admit", _any_message(Refusal.other_operator)
+    ),
+    "what was said before is followed again": _wrapped(LeaseFence, "admit", _any_message(Refusal.replayed)),
+    "a command from the future is followed": lambda: patch.object(operator_override, "CLOCK_ERROR_S", 1e9),
+    "a new control process knows nobody": _replaced(OperatorOverride, "restore", lambda self, state: None),
+    "a leader's pose is taken at once": _replaced(TakeoverBlend, "offset", _no_offset),
+    "the policy comes in at once after a person": _replaced(HandBackBlend, "on_person", lambda self: None),
 }
 """what is taken out, by what the robot does then"""

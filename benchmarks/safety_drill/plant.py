@@ -4,6 +4,7 @@ known of the world at that moment.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from hal.interfaces.dynamics import ActionStateMapping
 from hal.interfaces.robot import Feedback, RestPose
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from wire.clock import ManualClock
 from wire.errors import RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
@@ -54,6 +55,21 @@ _GRAIN = 2e-3
 """of a limit: what float32 and the order of two roundings may add"""
 STOP_TICKS = int(np.ceil((SPEED / STOP / PERIOD_S).max())) + 1
 """commands from any speed to none"""
+_TOP, _CHANGE, _STOP_CHANGE, _BRAKING, _CALM, _HASTY = (
+    [float(number) for number in limit]
+    for limit in (
+        SPEED * (1 + _GRAIN) + _GRAIN,
+        ACCELERATION * PERIOD_S * (1 + _GRAIN) + _GRAIN,
+        STOP * PERIOD_S * (1 + _GRAIN) + _GRAIN,
+        ACCELERATION * PERIOD_S * (1 - _GRAIN),
+        CALM * 1.05 + 1e-3,
+        CALM * 1.5 + 1e-3,
+    )
+)
+"""as plain numbers, of which three are held against each other faster than arrays"""
+_GENTLE = (CALM[1:] / 10).tolist()
+_FREE = 165, 1.4, 2.4
+"""of the state: where limits contradict each other walls win over acceleration"""
 
 
 @dataclass
@@ -67,7 +83,13 @@ class Truth:
     late: bool = False
     """the command under way waited so long that it must not be executed"""
     commanded_ns: int = 0
-    """when a person commanded last"""
+    """when the person who holds it commanded last, by what has reached the robot"""
+    released: bool = False
+    """that command said that nothing is pressed any more"""
+    gently: int = 0
+    """so many commands that gain speed are still to be slow, for a person has just handed back"""
+    speed_limits: dict[str, float] = field(default_factory=dict)
+    """share of its velocity limits, by who said so"""
     wild_until: int = -1
     """time until which a chunk may be executed that was not made calmly"""
 
@@ -78,10 +100,13 @@ class Plant:
     def __init__(self, clock: ManualClock, truth: Truth, limited: bool, moves_to_rest: bool) -> None:
         """`limited`: by `LIMITS`, else by `OPEN`; `moves_to_rest`: episodes begin in a pose it has to reach."""
         self.moves_to_rest = moves_to_rest
+        self.blends = False
+        """whether the policy comes in gently after a person, and makes up for it"""
+        self.scenes = 0
         self.spec, self.truth, self.limited = SPEC, truth, limited
         self.sees_jumps = not limited
         """whether every chunk goes on where the robot is, and nothing hides it if one does not"""
-        self.state: np.ndarray = np.zeros(3)
+        self.state = [0.0, 0.0, 0.0]
         self.violations: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
         self.writes = 0
@@ -89,7 +114,9 @@ class Plant:
         self.refuses = 0
         self._clock = clock
         self._target = 0.0
-        self._speed: np.ndarray = np.zeros(3)
+        self._allowed = SPEED.tolist()
+        """how fast it may still be, by what it was slowed to and the braking that this takes"""
+        self._speed = [0.0, 0.0, 0.0]
         self._pictures = 0
         self._frame = Frame(0, np.zeros((8, 8, 3), np.uint8))
         self._good_ns = self._camera_ns = -(10**12)
@@ -104,20 +131,21 @@ class Plant:
 
     def close(self) -> None:
         """Stops, as a driver must."""
-        self._speed[:] = 0
+        self._speed = [0.0, 0.0, 0.0]
 
     def reset(self, task: str, seed: int) -> RestPose | None:
         if not self.truth.started or self.truth.stops:
             self._violate("reset while stopped", "")
-        if np.any(self._speed != 0):
+        if any(self._speed):
             self._violate("reset in motion", str(self._speed))
+        self.scenes += 1
+        self.truth.gently = 0
         rng = np.random.default_rng(seed)
         if self.moves_to_rest:
             return RestPose(np.array([rng.uniform(-60, 60), 0, 0], np.float32), 0.15, 0.02)
-        self.state = rng.uniform([-60, -0.5, -0.5], [60, 0.5, 0.5])
-        self._target = float(np.float32(self.state[0]))
-        self.state[0] = self._target
-        self._speed[:] = 0
+        self.state = rng.uniform([-60, -0.5, -0.5], [60, 0.5, 0.5]).tolist()
+        self.state[0] = self._target = float(np.float32(self.state[0]))
+        self._speed = [0.0, 0.0, 0.0]
         return None
 
     def read(self) -> Observation:
@@ -134,7 +162,7 @@ class Plant:
             image = np.full((8, 8, 3), self._pictures % 251, np.uint8)
             self._frame = Frame(now_ns + self._offset_ns, image)
             self._camera_ns = now_ns
-        state = self.state.astype(np.float32)
+        state = np.array(self.state, np.float32)
         if fault == "nan":
             state[1] = np.nan
         time_ns = now_ns + self._offset_ns - (int(0.7e9) if fault == "old" else 0)
@@ -149,16 +177,16 @@ class Plant:
             self._heard_ns = self._clock.now_ns()
             raise RobotError("the drill: the bus is busy")
         self.writes += 1
-        target, move, wheel = (float(value) for value in action)
-        speed = np.array([(target - self._target) / PERIOD_S, move / PERIOD_S, wheel])
+        target, move, wheel = action.tolist()
+        speed = [(target - self._target) / PERIOD_S, move / PERIOD_S, wheel]
         self._audit(speed, target)
         self._target, self._speed, self._written_ns = target, speed, self._clock.now_ns()
-        self.state += [target - self.state[0], move, wheel * PERIOD_S]
+        self.state = [target, self.state[1] + move, self.state[2] + wheel * PERIOD_S]
         return Feedback(action)
 
     def look(self) -> None:
         """Some time has passed: what must have happened by now?"""
-        now_ns, moves = self._clock.now_ns(), bool(np.any(self._speed != 0))
+        now_ns, moves = self._clock.now_ns(), any(self._speed)
         if not self.truth.stops:
             self._stopped_ns = now_ns
         heard_ns = max(self._written_ns, self._heard_ns)
@@ -169,19 +197,22 @@ class Plant:
 
     # --- the auditor ------------------------------------------------------------------------------------------------
 
-    def _audit(self, speed: np.ndarray, target: float) -> None:
+    def _audit(self, speed: list[float], target: float) -> None:
         truth, before, now_ns = self.truth, self._speed, self._clock.now_ns()
         stopping = bool(truth.stops) or not truth.started
-        if not np.isfinite(speed).all():
+        if not all(map(math.isfinite, speed)):
             self._violate("a number that is none", str(speed))
             return
-        if self.limited and np.any(np.abs(speed) > SPEED * (1 + _GRAIN)):
-            self._violate("velocity", f"{before} -> {speed}")
-        # where limits contradict each other walls win over acceleration
-        free = np.abs(self.state) < [165, 1.4, 2.4]
-        most = (STOP if truth.stops else ACCELERATION) * PERIOD_S
-        if self.limited and np.any((np.abs(speed - before) > most * (1 + _GRAIN) + _GRAIN) & free):
-            self._violate("acceleration", f"{before} -> {speed}")
+        if self.limited:
+            share = min(truth.speed_limits.values(), default=1.0)
+            braked = zip(_TOP, self._allowed, _BRAKING, strict=True)
+            self._allowed = [max(share * top, allowed - braking) for top, allowed, braking in braked]
+            if any(abs(new) > allowed for new, allowed in zip(speed, self._allowed, strict=True)):
+                self._violate("velocity", f"{before} -> {speed}, at {share:g} of its limits")
+            most = _STOP_CHANGE if truth.stops else _CHANGE
+            every = zip(speed, before, most, self.state, _FREE, strict=True)
+            if any(abs(new - old) > change and abs(at) < free for new, old, change, at, free in every):
+                self._violate("acceleration", f"{before} -> {speed}")
         if not -170.001 <= target <= 170.001:
             self._violate("position", str(target))
         if abs(self.state[1]) > 1.501 or abs(self.state[2]) > 2.501:
@@ -191,7 +222,7 @@ class Plant:
             self._braking += 1
             if gains:
                 self._violate("motion while stopped", f"{before} -> {speed}")
-            if self._braking > STOP_TICKS and truth.stops and np.any(speed != 0):
+            if self._braking > STOP_TICKS and truth.stops and any(speed):
                 self._violate("stop distance", f"{speed} after {self._braking} commands")
             return
         self._braking = 0
@@ -203,18 +234,26 @@ class Plant:
             self._violate("motion without a fresh picture", f"{(now_ns - self._camera_ns) / 1e9:.3f} s")
         if truth.late:
             self._violate("a command that waited too long", f"{before} -> {speed}")
-        silent = truth.holder == "human" and now_ns - truth.commanded_ns > 0.35e9
-        if silent or truth.holder == "nobody" or (truth.holder == "human" and speed[1] > before[1] > 0):
+        silent = truth.holder == "human" and now_ns - truth.commanded_ns > 0.30e9
+        silent |= truth.holder == "human" and truth.released
+        # whoever may drive goes backwards, and all that must not reach the robot forwards
+        if silent or truth.holder == "nobody" or (truth.holder == "human" and speed[1] > max(before[1], 0) + 1e-3):
             self._violate("motion for somebody who does not hold it", f"{truth.holder}: {before} -> {speed}")
-        if self.sees_jumps and truth.wild_until < now_ns and np.any(np.abs(speed) > CALM * 1.05 + 1e-3):
+        calm = self.sees_jumps and truth.wild_until < now_ns
+        if calm and any(abs(new) > most for new, most in zip(speed, _HASTY if self.blends else _CALM, strict=True)):
             self._violate("a jump", f"{before} -> {speed}")
+        if calm and truth.gently and truth.holder == "policy":
+            truth.gently -= 1
+            if any(abs(new) > abs(old) + gain for new, old, gain in zip(speed[1:], before[1:], _GENTLE, strict=True)):
+                self._violate("somebody else at once after a person", f"{before} -> {speed}")
 
     @staticmethod
-    def _gains(speed: np.ndarray, before: np.ndarray) -> bool:
+    def _gains(speed: list[float], before: list[float]) -> bool:
         """Whether anything moves faster than before, or the other way."""
-        faster = np.abs(speed) > np.abs(before) * (1 + _GRAIN) + 1e-3
-        turned = (speed * before < 0) & (np.abs(speed) > 1e-3)
-        return bool(np.any(faster | turned))
+        return any(
+            abs(new) > abs(old) * (1 + _GRAIN) + 1e-3 or (new * old < 0 and abs(new) > 1e-3)
+            for new, old in zip(speed, before, strict=True)
+        )
 
     def _violate(self, what: str, example: str) -> None:
         self.violations[what] += 1

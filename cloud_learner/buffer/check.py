@@ -20,7 +20,8 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_EPISODE_STEPS = 1_000_000
 """Cap of one episode: hours of control ticks."""
 SOURCES = ("online", "demonstration", "evaluation")
-OUTCOMES = ("success", "failure", "aborted")
+OUTCOMES = ("success", "failure", "aborted", "unjudged", "discarded")
+DISCARDED = OUTCOMES.index("discarded")
 _MAX_INT64 = 2**63 - 1
 
 KnownFrames = Mapping[str, Set[int]]

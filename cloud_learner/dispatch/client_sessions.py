@@ -23,9 +23,9 @@ from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
-from wire.messages.gateway import EdgeStatus, OperatorCommand
+from wire.messages.gateway import LAST_SEQUENCE, EdgeEvent, EdgeStatus, OperatorCommand
 from wire.stop_state import StopState, new_stop_id
-from wire.types import Lease, OperatorCommandKind, Role
+from wire.types import EPISODE_COMMANDS, Lease, OperatorCommandKind, Role
 
 _LETS_GO = (OperatorCommandKind.release_estop, OperatorCommandKind.start)
 
@@ -99,9 +99,11 @@ class ClientSessions:
         lease = self._leases.require(robot, call.number, now_ns, whoever=call.number == 0)
         check_release(lease, peer, call.number, self._scheduler.is_job)
         _, other = self._held.pop(robot, (None, ""))
+        end = OperatorCommand(robot, OperatorCommandKind.hand_back, operator=peer, sequence=LAST_SEQUENCE)
+        handed_back = self.operators.stamp(end)
         if self.operators.hand_back(robot, "", now_ns):
             # Whoever gives a robot back drives it no more, nor does who had it taken away.
-            self._send(robot, OperatorCommand(robot, OperatorCommandKind.hand_back, operator=peer))
+            self._send(robot, handed_back)
         if (left := self._leases.of(robot, now_ns)) is not None and left.number == lease.number:
             self._scheduler.release(robot, lease.number, now_ns)
         if other and other != peer:
@@ -118,7 +120,8 @@ class ClientSessions:
             self._send(peer, Preempted(lease, reason))
             self._view.add_event("lease", f"'{lease.holder}' lost it: {reason}", robot)
         if self.operators.drop(robot, lease.holder, now_ns):
-            self._send(robot, OperatorCommand(robot, OperatorCommandKind.drop_link, operator=lease.holder))
+            gone = OperatorCommand(robot, OperatorCommandKind.drop_link, operator=lease.holder)
+            self._send(robot, self.operators.stamp(gone))
             self._reject_page_operator(lease, f"{robot}: {reason}")
 
     def restore(self, lease: Lease, now_ns: int) -> None:
@@ -139,11 +142,11 @@ class ClientSessions:
 
     # --- driving ------------------------------------------------------------------------------------------------
 
-    def forward_status(self, status: EdgeStatus) -> None:
-        """A teleoperator sees what the robot it holds does."""
-        _, peer = self._held.get(status.robot, (None, ""))
+    def forward(self, message: EdgeStatus | EdgeEvent) -> None:
+        """A teleoperator sees what the robot it holds does, and hears what happens to it."""
+        _, peer = self._held.get(message.robot, (None, ""))
         if peer.startswith(Role.teleoperator):
-            self._send(peer, status)
+            self._send(peer, message)
 
     def handle_command(self, peer: str, command: OperatorCommand, now_ns: int) -> None:
         """A teleoperator's command: passed on if the robot is its own; a stop always is. Raises `RejectedError`."""
@@ -163,16 +166,28 @@ class ClientSessions:
             raise RejectedError(
                 f"{kind[:MAX_NAME_LENGTH]}: '{robot}' {holder}, not by '{peer}'. Acquire its lease first."
             )
+        elif command.lease != lease.number and kind != OperatorCommandKind.hand_back:
+            raise RejectedError(
+                f"{kind[:MAX_NAME_LENGTH]}: lease {command.lease} of '{robot}' is over; '{lease.holder}' holds it by "
+                f"lease {lease.number}."
+            )
         elif kind == OperatorCommandKind.command:
             if not same_key(self.operators.driver(robot), peer):
                 raise RejectedError(f"command: '{peer}' has not taken '{robot}' over.")
             assert spec is not None
-            check_action(robot, spec, command.action)
-        elif kind not in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
+            if command.action:
+                check_action(robot, spec, command.action)
+        elif kind not in EPISODE_COMMANDS | {OperatorCommandKind.take_over, OperatorCommandKind.hand_back}:
             raise RejectedError(f"kind: a teleoperator cannot ask for '{kind[:MAX_NAME_LENGTH]}'.")
         who = peer if kind in _LETS_GO or lease is None else lease.holder
+        # By the holder's name: another connection of the same key drives on by the same lease.
+        command = msgspec.structs.replace(command, operator=who)
+        if kind == OperatorCommandKind.hand_back:
+            last = command.lease != self.operators.lease_number(robot)
+            command = msgspec.structs.replace(command, sequence=LAST_SEQUENCE if last else command.sequence)
+            command = self.operators.stamp(command)
         self.operators.handle_command(command, who, now_ns)
-        sent = self._send(robot, msgspec.structs.replace(command, operator=peer, captured_ns=now_ns))
+        sent = self._send(robot, command)
         if not sent and kind != OperatorCommandKind.command:
             raise RejectedError(f"{kind}: '{robot}' has no link to the gateway now; it did not hear of it.")
 

@@ -10,6 +10,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.operator.view_models import FINISHED
 from hal.resource.capabilities import capabilities_of
 from hal.resource.lease import Leases
 from hal.scheduler.scheduler import Scheduler
@@ -128,7 +129,7 @@ class Dispatcher:
         robot = status.robot
         self.scheduler.report(status, now_ns)
         self.operators.on_status(status, now_ns)
-        self.clients.forward_status(status)
+        self.clients.forward(status)
         assigned = self._assigned.get(robot)
         if assigned is not None and status.job != assigned.id and now_ns - self._assigned_ns[robot] > _RESEND_NS:
             self._notify(robot, assigned, now_ns)
@@ -145,24 +146,34 @@ class Dispatcher:
             return
         row = self._ledger.episode(episode.id)
         helped = row is not None and row.human_steps > 0
-        success = None if segment.outcome == EpisodeOutcome.aborted else segment.outcome == EpisodeOutcome.success
+        unjudged = segment.outcome == EpisodeOutcome.unjudged
+        success = segment.outcome == EpisodeOutcome.success if segment.outcome in FINISHED else None
         if episode.source == EpisodeSource.evaluation and helped:
             success = None  # what a person did says nothing about the policy
-        if not (duplicate and success is None):
+        if not (duplicate and success is None and not unjudged):
             job = self.scheduler.episode_done(
-                episode.robot, episode.task, success, now_ns, seed=episode.seed, source=episode.source
+                episode.robot,
+                episode.task,
+                success,
+                now_ns,
+                seed=episode.seed,
+                source=episode.source,
+                unjudged=unjudged,
             )
             self.jobs.count(job, episode.id)
         self._counted.append(episode.id)
 
     # --- people and programs --------------------------------------------------------------------------------------
 
-    def handle_page_command(self, command: OperatorCommand, now_ns: int) -> bool:
-        """Whether a command of the page may go to its robot. Raises `RejectedError`."""
+    def handle_page_command(self, command: OperatorCommand, now_ns: int) -> OperatorCommand | None:
+        """What of a command of the page is to go to its robot, with the lease it is from. Raises `RejectedError`."""
+        stamped = self.operators.stamp(command)
         allowed = self.operators.handle_command(command, command.operator, now_ns)
         if command.kind != OperatorCommandKind.command:
             self._keep_leases()
-        return allowed
+        if command.kind == OperatorCommandKind.take_over:
+            stamped = self.operators.stamp(command)
+        return stamped if allowed else None
 
     def handle_call(self, peer: str, call: CALLS, now_ns: int) -> Response:
         """Answer a call of a console or a teleoperator."""

@@ -58,7 +58,7 @@ class JobStore:
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
             counted = self._ledger.episodes_of_job(row.id)
-            done = [(one.task, one.seed, one.outcome == EpisodeOutcome.success) for one in counted]
+            done = [(one.task, one.seed, _success(one.outcome)) for one in counted]
             phase = row.phase
             if phase == JobPhase.waiting:
                 try:
@@ -72,7 +72,13 @@ class JobStore:
                     log.error("job '%s' is cancelled, for it cannot be taken up again: %s", row.id, error)
                     phase = JobPhase.cancelled
                     self._ledger.end_job(row.id, phase, self._wall_ns())
-            self._ended[row.id] = JobState(row.request, phase, (), len(done), sum(won for *_, won in done))
+            self._ended[row.id] = JobState(
+                row.request,
+                phase,
+                episodes=len(done),
+                successes=sum(won is True for *_, won in done),
+                unjudged=sum(won is None for *_, won in done),
+            )
         self.poll()
 
     def states(self) -> tuple[JobState, ...]:
@@ -207,3 +213,8 @@ class JobStore:
 def _kept(lease: Lease) -> tuple[int, dict[str, str]]:
     """What must be noted again when it changes."""
     return lease.number, lease.stops
+
+
+def _success(outcome: str) -> bool | None:
+    """None: nobody has said."""
+    return None if outcome == EpisodeOutcome.unjudged else outcome == EpisodeOutcome.success

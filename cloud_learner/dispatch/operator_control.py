@@ -19,9 +19,9 @@ from hal.resource.lease import ESTOP, Leases, Priority
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import RejectedError
 from wire.messages import Message
-from wire.messages.gateway import EdgeStatus, OperatorCommand
+from wire.messages.gateway import LAST_SEQUENCE, EdgeStatus, OperatorCommand
 from wire.stop_state import StopState
-from wire.types import Lease, Mode, OperatorCommandKind
+from wire.types import EPISODE_COMMANDS, Lease, Mode, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class RobotClaim(msgspec.Struct):
     driver: str = ""
     dropped: bool = False
     """the driver vanished: the robot holds and waits for a person"""
+    driver_lease: int = 0
+    """number of the lease by which the driver took over: the robot takes commands of that one"""
 
     @property
     def empty(self) -> bool:
@@ -73,6 +75,23 @@ class OperatorControl:
         """Who has taken `robot` over, '' when nobody has or whoever did vanished."""
         claim = self._claims.get(robot)
         return claim.driver if claim is not None and not claim.dropped else ""
+
+    def lease_number(self, robot: str) -> int:
+        """Of the lease by which `robot` was taken over, 0 when it was not."""
+        claim = self._claims.get(robot)
+        return claim.driver_lease if claim is not None else 0
+
+    def stamp(self, command: OperatorCommand) -> OperatorCommand:
+        """`command` with the lease that it is from. What somebody else than the driver does (hands a dropped robot
+        back, starts one, says that the driver is gone) is done in the driver's place, and ends their lease if it hands
+        back."""
+        claim, kind = self._claims.get(command.robot), command.kind
+        if claim is None or not claim.driver:
+            return command
+        command = msgspec.structs.replace(command, lease=claim.driver_lease)
+        if kind == OperatorCommandKind.hand_back and (claim.dropped or command.operator != claim.driver):
+            return msgspec.structs.replace(command, operator=claim.driver, sequence=LAST_SEQUENCE)
+        return command
 
     def stop_states(self) -> dict[str, StopState]:
         """Who stops which robot."""
@@ -111,6 +130,10 @@ class OperatorControl:
                 self.hand_back(robot, who, now_ns)
             case OperatorCommandKind.drop_link:
                 return self.drop(robot, who, now_ns)
+            case kind if kind in EPISODE_COMMANDS:
+                driver = self.driver(robot)
+                if driver and not same_key(driver, who):
+                    raise RejectedError(f"{kind}: '{robot}' is driven by '{driver}', who says how its episodes end.")
         return True
 
     def take_over(self, robot: str, who: str, now_ns: int) -> None:
@@ -120,11 +143,13 @@ class OperatorControl:
         if before is not None and before.driver and not before.dropped and before.driver != who:
             raise RejectedError(f"{robot} is driven by '{before.driver}'. Wait until it is handed back.")
         claim, lease = RobotClaim(driver=who), self._leases.of(robot, now_ns)
-        if lease is not None and lease.holder == who and lease.priority >= Priority.operator:
+        kept = self._lease_numbers.get(robot)
+        if lease and lease.holder == who and lease.priority >= Priority.operator and lease.number != kept:
             # Their own lease holds the robot now, not one that is kept for a claim.
             self._lease_numbers.pop(robot, None)
+            claim.driver_lease = lease.number
         else:
-            self._hold(robot, claim, now_ns)
+            claim.driver_lease = self._hold(robot, claim, now_ns)
         self._claims[robot] = claim
 
     def hand_back(self, robot: str, who: str, now_ns: int) -> bool:
@@ -191,7 +216,7 @@ class OperatorControl:
         """A robot said hello; `anew`: its control process is a new one, which a stop may not have reached."""
         if robot in self._orphans:
             self._orphans.discard(robot)
-            self._send(robot, OperatorCommand(robot, OperatorCommandKind.drop_link, operator="gateway"))
+            self._send(robot, self.stamp(OperatorCommand(robot, OperatorCommandKind.drop_link, operator="gateway")))
         claim = self._claims.get(robot)
         if claim is not None and claim.stopped_by:
             if anew:
@@ -201,13 +226,9 @@ class OperatorControl:
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot may be stopped, released, started or driven by somebody beside it."""
         robot, mode = status.robot, status.mode
-        claim = self._claims.get(robot)
-        if claim is not None or not status.stop.free:
-            claim = self._claims.setdefault(robot, RobotClaim())
-            claim.stops.show(status.stop, now_ns)
-            self._follow_stops(robot, claim, now_ns)
+        self.show_stops(robot, status.stop, now_ns)
+        if (claim := self._claims.get(robot)) is not None:
             self._resend_stops(robot, claim, now_ns)
-        claim = self._claims.get(robot)
         if not status.stop.free or (claim is not None and claim.stopped_by):
             return
         if claim is not None and claim.driver == BESIDE and mode in (Mode.policy, Mode.script, Mode.reset):
@@ -216,6 +237,14 @@ class OperatorControl:
             lease = self._leases.of(robot, now_ns)
             if lease is None or lease.priority < Priority.operator:
                 self._change(robot, RobotClaim(driver=BESIDE), now_ns)
+
+    def show_stops(self, robot: str, shown: StopState, now_ns: int) -> None:
+        """A robot says who stops it."""
+        claim = self._claims.get(robot)
+        if claim is not None or not shown.free:
+            claim = self._claims.setdefault(robot, RobotClaim())
+            claim.stops.show(shown, now_ns)
+            self._follow_stops(robot, claim, now_ns)
 
     def _resend_stops(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
         for stop, who in claim.stops.resend(now_ns).items():
@@ -233,7 +262,9 @@ class OperatorControl:
             self._lease_numbers[lease.robot] = lease.number
         elif lease.priority >= Priority.operator:
             gone = lease.holder.startswith((DROPPED, WEB_OPERATOR))
-            self._claims[lease.robot] = RobotClaim(driver=lease.holder.removeprefix(DROPPED), dropped=gone)
+            self._claims[lease.robot] = RobotClaim(
+                driver=lease.holder.removeprefix(DROPPED), dropped=gone, driver_lease=lease.number
+            )
             if gone or lease.holder == BESIDE:
                 self._lease_numbers[lease.robot] = lease.number
             if lease.holder.startswith(WEB_OPERATOR):
@@ -267,13 +298,13 @@ class OperatorControl:
             self._lease_numbers.setdefault(robot, 0)
             log.debug("%s", error)
 
-    def _hold(self, robot: str, claim: RobotClaim, now_ns: int) -> None:
-        """Take the lease of the claim. Raises `RejectedError` when the robot is held by what outranks it."""
+    def _hold(self, robot: str, claim: RobotClaim, now_ns: int) -> int:
+        """Take the lease of the claim; its number. Raises `RejectedError` when what outranks it holds the robot."""
         holder, purpose, priority = claim.lease()
         lease = self._leases.of(robot, now_ns)
         if lease is not None and (lease.holder, lease.purpose) == (holder, purpose):
             self._lease_numbers[robot] = lease.number
-            return
+            return lease.number
         if lease is not None and (lease.number == self._lease_numbers.get(robot) or lease.holder.startswith(DROPPED)):
             self._scheduler.release(robot, lease.number, now_ns)
         # Who only corrects or stops a running job leaves it its job: its episodes go on.
@@ -281,3 +312,4 @@ class OperatorControl:
         self._lease_numbers[robot] = lease.number
         if preempted is not None:
             self._on_lease_ended(preempted, f"'{holder}' took it for {purpose}", now_ns)
+        return lease.number

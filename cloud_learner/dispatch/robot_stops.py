@@ -41,7 +41,7 @@ class RobotStops:
     def state(self) -> StopState:
         """What people should see: the stops that nobody has released, or that the robot waits to be started."""
         left = {stop: known.who for stop, known in self._known.items() if known.released_ns is None}
-        return StopState(left, ready=self._shown.ready and not self._known)
+        return StopState(left, ready=self._shown.ready and not self._known, last=self._shown.last)
 
     @property
     def holder(self) -> str:

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
+from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
+from wire.errors import FleetError, SpecMismatchError, StorageError
 from wire.messages import Message
-from wire.messages.fleet import Response
 from wire.messages.gateway import (
     Ack,
     EdgeEvent,
@@ -48,7 +49,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.channel import PEER_SUFFIX
-from wire.types import CALLERS, EpisodeSource, OperatorCommandKind, RobotSpec, Role
+from wire.types import CALLERS, EpisodeSource, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +78,10 @@ class Gateway:
         spec: RobotSpec,
         clock: Clock,
         wall_ns: Callable[[], int] = time.time_ns,
+        stops: StopServer | None = None,
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
-        made for, others are refused with the difference."""
+        made for, others are refused with the difference. `stops`: their own way; without it they go like the rest."""
         self._channel = channel
         self._ledger = ledger
         self._ingest = ingest
@@ -94,10 +96,14 @@ class Gateway:
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
-        self._dispatcher = Dispatcher(ledger, view, tasks, channel.send, self._announce, wall_ns, clock.now_ns())
+        self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
+        send = self._commands.send
+        self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
+        self._commands.dispatcher = self._dispatcher
 
     def poll(self) -> None:
         """Handle what is there, and hand out what is to be handed out; it never waits."""
+        self._commands.poll_stops()
         for _ in range(_MESSAGES_PER_POLL):
             if (received := self._channel.recv()) is None:
                 break
@@ -107,8 +113,8 @@ class Gateway:
         for name, reason in self._channel.rejections():
             self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
-        for command in self._view.pop_commands():
-            self._forward_command(command)
+        self._commands.poll_stops()
+        self._commands.poll_page()
         self._dispatcher.poll(self._clock.now_ns())
 
     @contextlib.contextmanager
@@ -155,21 +161,23 @@ class Gateway:
                 log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
                 self._view.update_status(message)
+                self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
             case Preview(robot=robot) if robot == peer:
                 self._view.update_preview(message)
             case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
                 self._view.add_event(kind, detail, robot)
                 self._add_event(robot, kind, detail)
+                self._dispatcher.clients.forward(message)
             case VersionActivated(robot=robot) if robot == peer:
                 self._note_activation(peer, message)
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, known, sent_ns)
-                self._channel.send(peer, HelloAck(clock_name(), self._clock.now_ns(), sent_ns, self._view.pages > 0))
+                self._channel.send(peer, self._hello_ack(sent_ns))
             case _ if role in CALLERS and isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
             case OperatorCommand() if role == Role.teleoperator:
-                self._forward_teleop_command(peer, message)
+                self._commands.forward_teleop_command(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
             case Publish() if role == Role.trainer:
@@ -215,7 +223,7 @@ class Gateway:
         self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._channel.send(peer, HelloAck(clock_name(), now_ns, hello.sent_ns, self._view.pages > 0))
+        self._channel.send(peer, self._hello_ack(hello.sent_ns))
         if hello.role == Role.edge:
             self._view.add_robot(peer, hello.spec)
             self._dispatcher.on_hello(peer, hello, now_ns)
@@ -247,7 +255,7 @@ class Gateway:
         if first is None or (first.clock, first.pid) == (hello.clock, hello.pid):
             return ""
         # Says nothing new to a peer that has one; a connection that is gone does not take it.
-        probe = HelloAck(clock_name(), now_ns, now_ns, self._view.pages > 0)
+        probe = self._hello_ack(now_ns)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
         return (
@@ -356,34 +364,11 @@ class Gateway:
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
             self._view.add_activation((activated_ns - announced_ns) / 1e9)
 
-    # --- people's commands ----------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _forward_command(self, command: OperatorCommand) -> None:
-        """Send a command of the page to its robot, if it may go."""
-        try:
-            if not self._dispatcher.handle_page_command(command, self._clock.now_ns()):
-                return
-        except RejectedError as error:
-            self._view.reject_command(command, str(error))
-            return
-        sent = self._channel.send(command.robot, command)
-        if command.kind != OperatorCommandKind.command:
-            note = "" if sent else " (the robot cannot be reached)"
-            self._add_event(command.robot, command.kind, f"by {command.operator}{note}")
-            if not sent:
-                stop = command.kind == OperatorCommandKind.estop
-                later = "; it is sent again as soon as the robot is back" if stop else ""
-                self._view.add_event("error", f"{command.kind} did not reach the robot{later}", command.robot)
-
-    def _forward_teleop_command(self, peer: str, command: OperatorCommand) -> None:
-        """A teleoperator drives a robot it holds."""
-        try:
-            self._dispatcher.clients.handle_command(peer, command, self._clock.now_ns())
-        except RejectedError as error:
-            self._channel.send(peer, Response(0, refused=str(error)))
-            return
-        if command.kind != OperatorCommandKind.command:
-            self._add_event(command.robot, command.kind, f"by {peer}")
+    def _hello_ack(self, sent_ns: int) -> HelloAck:
+        watched = self._view.pages > 0
+        return HelloAck(clock_name(), self._clock.now_ns(), sent_ns, watched, self._commands.stop_port)
 
     def _peers_with(self, *roles: str) -> list[str]:
         return [name for name, known in self._peers.items() if known.role in roles and not known.rejected]

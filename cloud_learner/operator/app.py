@@ -13,7 +13,7 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from cloud_learner.operator.origin import LOCAL_HOSTS, OriginMiddleware
 from cloud_learner.operator.sessions import HEARTBEAT_S, MAX_MESSAGE_BYTES, OperatorSessions, RobotNotClaimedError
 from cloud_learner.operator.view import FleetView
 from wire.errors import ConfigError, FleetError, ProtocolError, RejectedError
+from wire.messages.gateway import OperatorCommand
 
 STATIC = Path(__file__).parent / "static"
 SNAPSHOT_PERIOD_S = 0.2
@@ -40,12 +41,14 @@ def make_app(
     hosts: Iterable[str] = LOCAL_HOSTS,
     any_address: bool = False,
     heartbeat_s: float = HEARTBEAT_S,
+    stop: Callable[[OperatorCommand], None] | None = None,
 ) -> FastAPI:
     """The page of `view`, reachable under the names `hosts` (with `any_address` also by any literal IP address).
+    `stop`: as of `OperatorSessions`.
 
     A page that drives a robot and is silent for `heartbeat_s` loses it: the robot gets `drop_link`.
     """
-    sessions = OperatorSessions(view, heartbeat_s=heartbeat_s)
+    sessions = OperatorSessions(view, heartbeat_s=heartbeat_s, stop=stop)
     pages: dict[int, WebSocket] = {}
     app = FastAPI(title="vla-fleet", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(OriginMiddleware, hosts=tuple(hosts), any_address=any_address)
@@ -125,7 +128,8 @@ async def _send_updates(socket: WebSocket, sessions: OperatorSessions, view: Fle
                 if sent.get(name) == revision:
                     del snapshot[name]
                 sent[name] = revision
-            message = {"type": "fleet", "you": number, "control": sessions.control(number), **snapshot}
+            now = {"gateway_ms": sessions.now_ns() / 1e6}  # last: the page takes it for the moment of sending
+            message = {"type": "fleet", "you": number, "control": sessions.control(number), **snapshot, **now}
             await socket.send_text(msgspec.json.encode(message).decode())
         serial, pictures = view.previews(serial)
         for robot, camera, jpeg in pictures:
@@ -175,8 +179,15 @@ class Server:
         self._thread.join(timeout=5)
 
 
-def serve(view: FleetView, host: str = "127.0.0.1", port: int = 8080, *, heartbeat_s: float = HEARTBEAT_S) -> Server:
-    """Serve the page of `view` in a daemon thread; port 0 takes a free one.
+def serve(
+    view: FleetView,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    stop: Callable[[OperatorCommand], None] | None = None,
+) -> Server:
+    """Serve the page of `view` in a daemon thread; port 0 takes a free one. `stop`: as of `OperatorSessions`.
 
     There is no log-in: whoever reaches the port can move robots, so let `host` be this machine or a network you trust.
     Raises `ConfigError` when the address cannot be used.
@@ -185,7 +196,7 @@ def serve(view: FleetView, host: str = "127.0.0.1", port: int = 8080, *, heartbe
     port = listener.getsockname()[1]
     wildcard = host in ("", "0.0.0.0", "::")
     hosts = [*LOCAL_HOSTS, socket.gethostname(), host]
-    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s)
+    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s, stop=stop)
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -8,6 +8,7 @@ Used from the page's event loop only, so it needs no lock.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -23,6 +24,8 @@ from wire.types import Lease, OperatorCommandKind, RobotSpec
 
 HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
+_LATEST_MS = 2**62 / 1e6
+"""what still is a time in nanoseconds"""
 
 
 class PageMessageKind(StrEnum):
@@ -37,6 +40,12 @@ class PageMessageKind(StrEnum):
     release_estop = "release_estop"
     start = "start"
     """after the last release"""
+    success = "success"
+    failure = "failure"
+    end = "end"
+    discard = "discard"
+    rerecord = "rerecord"
+    scene_ready = "scene_ready"
 
 
 class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +57,10 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: tuple[float, ...] = ()
     """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
     sequence: int = 0
+    """grows with every message for a robot; a command that comes twice moves nothing"""
+    captured_ms: float = 0.0
+    """with `command` and `start`: when the person did it, by the gateway's clock as the page has measured it, never
+    later than it was"""
     stop: str = ""
     """with `release_estop`: which stop"""
 
@@ -62,14 +75,27 @@ _decoder = msgspec.json.Decoder(PageMessage)
 class OperatorSessions:
     """Holds the claims of all open pages on robots."""
 
-    def __init__(self, view: FleetView, *, heartbeat_s: float = HEARTBEAT_S, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        view: FleetView,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        clock: Clock | None = None,
+        stop: Callable[[OperatorCommand], None] | None = None,
+    ) -> None:
+        """`stop` sends a stop at once; without it stops wait with the other commands."""
         self._view = view
+        self._stop = stop
         self._clock = clock or MonotonicClock()
         self._heartbeat_ns = round(heartbeat_s * 1e9)
         self._last_message_ns: dict[int, int] = {}
         self._holder: dict[str, int] = {}
         self._dropped: set[str] = set()
         self._next = 1
+
+    def now_ns(self) -> int:
+        """By the gateway's clock, which pages stamp commands with."""
+        return self._clock.now_ns()
 
     def join(self) -> int:
         """The number of a new operator."""
@@ -152,8 +178,10 @@ class OperatorSessions:
             if spec is None:
                 raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
             check_action(robot, spec, message.action)
+            if not 0 < message.captured_ms < _LATEST_MS:
+                raise ProtocolError(f"a command for {robot} that does not say when it was made.")
         stop = new_stop_id(_name(operator)) if kind == OperatorCommandKind.estop else message.stop
-        self._queue(operator, robot, kind, message.action, message.sequence, stop)
+        self._queue(operator, robot, kind, message, stop)
         if kind in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):
             self._dropped.discard(robot)
             self._holder.pop(robot, None)
@@ -186,14 +214,18 @@ class OperatorSessions:
         operator: int,
         robot: str,
         kind: str,
-        action: tuple[float, ...] = (),
-        sequence: int = 0,
+        message: PageMessage | None = None,
         stop: str = "",
     ) -> None:
-        made_ns = self._clock.now_ns() if kind == OperatorCommandKind.command else 0
-        if not self._view.submit_command(
-            OperatorCommand(robot, kind, action, sequence, _name(operator), stop, made_ns)
-        ):
+        command = OperatorCommand(robot, kind, operator=_name(operator), stop=stop)
+        if message is not None:
+            made_ns = round(1e6 * max(0.0, min(message.captured_ms, _LATEST_MS)))
+            command = msgspec.structs.replace(
+                command, action=message.action, sequence=message.sequence, captured_ns=made_ns
+            )
+        if kind == OperatorCommandKind.estop and self._stop is not None:
+            self._stop(command)
+        elif not self._view.submit_command(command):
             raise RejectedError(
                 f"The gateway takes no commands now, so {robot} did not get '{kind}'. See the gateway's log."
             )

@@ -25,7 +25,7 @@ WEB_OPERATOR = "web-"
 UNAIDED_EPISODES = 60
 """the newest, which the success without help is over"""
 FINISHED = (EpisodeOutcome.success, EpisodeOutcome.failure)
-"""outcomes that count: not those of episodes that were broken off"""
+"""outcomes that say how well the policy does"""
 _GRIPPER_WORDS = ("grip", "effort", "finger")
 
 
@@ -95,6 +95,10 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
         "lease": lease_model(state.lease) if state and state.lease else None,
         "stops": [{"id": stop, "who": who} for stop, who in robot.stop.stops.items()],
         "ready": robot.stop.ready,
+        "speed_limits": dict(status.stop.speed_limits) if status else {},
+        "by_person": bool(status and status.by_person),
+        "episode": status.episode if status else "",
+        "open_outcome": status.open_outcome if status else "",
         "task": task,
         "instruction": instructions.get(task, ""),
         "version": status.version if status else 0,
@@ -139,6 +143,7 @@ def job_model(job: JobState) -> dict[str, Any]:
         "robots": list(job.robots),
         "episodes": job.episodes,
         "successes": job.successes,
+        "judged": job.episodes - job.unjudged,
         "wanted": request.episodes * (len(request.tasks) if request.kind == JobKind.evaluation else 1),
         "version": request.version,
         "tasks": list(request.tasks),

@@ -71,6 +71,8 @@ class TrainerConfig:
 
     demonstrations: int = 12
     """finished demonstration episodes to wait for before pretraining"""
+    by_people: bool = False
+    """what people drive on robots before there is a version demonstrates, too"""
     checkpoint_every_s: float = 30.0
     max_steps: int = 0
     """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
@@ -234,7 +236,10 @@ class Trainer:
 
     def _has_demonstrations(self) -> bool:
         wanted, config = self._config.demonstrations, self._source.config
-        if self._source.finished(EpisodeSource.demonstration) >= wanted:
+        shown = self._source.finished(EpisodeSource.demonstration)
+        if self._config.by_people and self._source.eligible_steps:
+            shown += self._source.finished(EpisodeSource.online)
+        if shown >= wanted:
             return True
         if not config.validation or self._clock.now_ns() < self._next_count_ns:
             return False

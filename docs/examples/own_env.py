@@ -48,7 +48,6 @@ def reach(seed: int = 0) -> Recipe:
     tasks = {task.name: task.instruction for task in CONFIG.known_tasks()}
     return replace(
         state(seed),
-        summary="Fetch's hand reaches a mark, from Gymnasium",
         tasks=tuple(tasks),
         instructions=tasks,
         robot="fetch-reach",

@@ -91,4 +91,4 @@ class Regression:
 
 def regression(seed: int = 0) -> Recipe:
     """The `state` recipe with another policy."""
-    return replace(state(seed), summary="push and pick-place by plain regression", make_policy=Regression)
+    return replace(state(seed), make_policy=Regression)

@@ -99,7 +99,6 @@ def slider(seed: int = 0) -> Recipe:
     """The `state` recipe with another robot."""
     return replace(
         state(seed),
-        summary="a carriage that reaches a mark",
         tasks=("reach",),
         instructions={"reach": "reach the mark"},
         robot="slider",

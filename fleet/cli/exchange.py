@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
     from wire.types import RobotSpec
 
+_OUTCOMES = (
+    "Only success, failure, aborted, unjudged, discarded or unfinished; default: all that ended and were not discarded."
+)
+
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to `vla-fleet buffer`."""
@@ -32,7 +36,7 @@ def export_lerobot(
     spec: Annotated[str, typer.Option(help="Robot spec hash, or how it begins, when there are several.")] = "",
     task: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="Only online, demonstration or evaluation.")] = None,
-    outcome: Annotated[list[str] | None, typer.Option(help="Only success, failure, aborted or unfinished.")] = None,
+    outcome: Annotated[list[str] | None, typer.Option(help=_OUTCOMES)] = None,
     actor: Annotated[list[str] | None, typer.Option(help="Only the steps of human, script or policy.")] = None,
     newest: Annotated[int, typer.Option(min=0, help="Only so many of the newest episodes; 0: all.")] = 0,
     fps: Annotated[str, typer.Option(help="control, camera, or a rate that divides the control rate.")] = "control",
@@ -161,11 +165,12 @@ def _held_out_share(data: Path, recipe: str, given: float | None, held_out: bool
         return given or 0.0
     from fleet.config.recipes import get_recipe
 
+    config = None
     if not recipe and (identity := DataDirectory(data).identity()) is not None:
-        recipe = identity.recipe
+        recipe, config = identity.recipe, identity.config_path
     if not recipe:
         raise ConfigError(f"--data {data}: no fleet has worked there, nor held anything out. Give --validation SHARE.")
-    found = get_recipe(recipe)
+    found = get_recipe(recipe, config=config)
     if not found.validation:
         raise ConfigError(f"recipe '{found.name}' holds nothing out: give --validation SHARE.")
     return found.validation

@@ -258,7 +258,7 @@ def _job_table(found: tuple[JobState, ...]) -> Table:
             Text(f"{job.phase}{note}", style=_PHASE_STYLES.get(job.phase, "")),
             Text(", ".join(job.robots) or "–"),
             f"{job.episodes}/{wanted}" if wanted else str(job.episodes),
-            f"{job.successes / job.episodes:.0%}" if job.episodes else "–",
+            f"{job.successes / judged:.0%}" if (judged := job.episodes - job.unjudged) else "–",
             Text(", ".join(request.tasks)),
         )
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -27,10 +28,14 @@ _LINES_PER_S = 5
 @dataclass(frozen=True, kw_only=True)
 class TeleopOptions(ConsoleOptions):
     robot: Robot
-    device: Annotated[str, typer.Option(help="keyboard, gamepad, lerobot, script, or one that a package adds.")] = (
-        "keyboard"
-    )
-    device_config: Annotated[str, unset("The device's configuration: JSON, or a JSON file.")] = ""
+    device: Annotated[
+        str,
+        unset(
+            "keyboard, gamepad, lerobot, script, or one that a package adds; default: with --config the recipe's "
+            "leader arm, else the keyboard."
+        ),
+    ] = ""
+    device_config: Annotated[str, unset("The device's configuration: JSON, or a file of JSON or TOML.")] = ""
     name: Annotated[str, typer.Option(help="Name of the key; it begins with teleoperator.")] = "teleoperator"
     hz: Annotated[float, typer.Option(help="Commands a second.")] = 30.0
     armed: Annotated[bool, typer.Option("--armed", help="Let the device drive without Enter being pressed first.")] = (
@@ -43,24 +48,35 @@ def teleop(options: TeleopOptions) -> None:
     from fleet.config.data_directory import DataDirectory
     from fleet.tools.teleop import Teleop
     from wire.clock import MonotonicClock
+    from wire.transport.stop_connection import StopConnection
     from wire.transport.zmq_channel import ZmqClient
 
     name, gateway = options.name, options.gateway or DataDirectory(options.root).gateway
-    device = make_device(options.device, options.device_config, options.armed)
+    device = make_device(*choose_device(options), options.armed)
     clock = MonotonicClock()
     channel = ZmqClient(gateway, name, options.key_directory)
+    stops = StopConnection(gateway, lambda address: ZmqClient(address, name, options.key_directory), clock)
     take_interrupts()
     try:
-        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, notify=_say), clock)
+        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, notify=_say, stops=stops), clock)
     finally:
         device.close()
+        stops.close()
         channel.close()
         _show("")
 
 
+def choose_device(options: TeleopOptions) -> tuple[str, str]:
+    """(kind, configuration) of what was asked for, else of what the recipe of --config names. Raises `ConfigError`."""
+    usual = options.make_recipe().teleoperator if options.config is not None and not options.device else None
+    if usual is None:
+        return options.device or "keyboard", options.device_config
+    return usual.kind, options.device_config or json.dumps(usual.config)
+
+
 def make_device(kind: str, config: str, armed: bool) -> TeleopDevice:
     """The device, with keys for taking over, stopping and quitting beside it where there is a terminal."""
-    from fleet.config.overrides import read_json
+    from fleet.config.robot_config import read_json
     from hal.registry import TELEOPERATORS, make_teleoperator, read_config
     from hal.teleop.terminal import WithKeys
 

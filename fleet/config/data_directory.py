@@ -36,6 +36,12 @@ class RunIdentity(msgspec.Struct, frozen=True):
     spec_hash: str
     policy: PolicyChoice | None = None
     """another one than the recipe's"""
+    config: str = ""
+    """the file that the recipe was made from when the fleet ran last"""
+
+    @property
+    def config_path(self) -> Path | None:
+        return Path(self.config) if self.config else None
 
 
 class BufferSettings(msgspec.Struct, frozen=True):
@@ -174,7 +180,8 @@ class DataDirectory:
 
     def _identify(self, identity: RunIdentity) -> None:
         self.require(identity)
-        if self.identity() is None:
+        found = self.identity()
+        if found is None or found.config != identity.config:
             _write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
 
     def steps_recorded(self, robot: str) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,13 +13,17 @@ from msgspec.structs import asdict
 
 from cloud_learner.buffer.maintenance.retention import Retention
 from fleet.config.recipe import Recipe
+from fleet.config.robot_config import RobotConfigText, read_json, read_robot_config
 from fleet.evaluation.injected_delay import parse_delay
 from hal.registry import make_robot, read_config
 from policies.interface.policy import LearnedPolicy
-from policies.interface.registry import PolicyChoice, defaults, make_policy, parse_policy, read_object
+from policies.interface.registry import PolicyChoice, defaults, make_policy, parse_policy
 from robot_edge.chunking.config import check_strategy
+from robot_edge.control.config import EpisodeRules
 from wire.errors import ConfigError
 from wire.types import RobotSpec
+
+_RESETTERS = ("person", "robot")
 
 
 def unset(help: str, *names: str, **kept: Any) -> Any:
@@ -40,14 +43,25 @@ Delay = Annotated[
 ]
 SpeedUp = Annotated[int, unset("Execute every q-th action; 0: as the recipe says.")]
 RobotKind = Annotated[str, unset("Another driver for the recipe's robot, such as ros2.")]
-RobotConfig = Annotated[str, unset("That driver's configuration: JSON, or a JSON file.")]
+RobotConfig = Annotated[
+    str, unset("That driver's configuration, and `safety`, its limits: JSON, or a file of JSON or TOML.")
+]
 PolicyName = Annotated[
     str,
     unset(
         "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
 ]
-PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a JSON file.")]
+PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a file of JSON or TOML.")]
+
+ResetBy = Annotated[
+    str,
+    unset("Who resets the scene and says how episodes ended: person or robot; default: a person for a real one."),
+]
+ResetTime = Annotated[
+    float, unset("Seconds for the scene, then the next episode begins; 0: as the recipe says, usually when told to.")
+]
+EpisodeTime = Annotated[float, unset("Seconds an episode may last, whoever drives; 0: as the recipe says.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,9 @@ class Overrides:
     robot_config: RobotConfig = ""
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
+    reset_by: ResetBy = ""
+    reset_time_s: ResetTime = 0.0
+    episode_time_s: EpisodeTime = 0.0
 
     def __post_init__(self) -> None:
         if self.strategy:
@@ -69,6 +86,9 @@ class Overrides:
             parse_delay(self.delay)
         if self.speed_up < 0:
             raise ConfigError(f"speed-up {self.speed_up}: execute every q-th action with q of 1 or more.")
+        if self.reset_by not in ("", *_RESETTERS):
+            raise ConfigError(f"--reset-by {self.reset_by}: there are {' and '.join(_RESETTERS)}.")
+        self.rules(EpisodeRules())
         if self.policy_config and not self.policy:
             raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
 
@@ -90,6 +110,15 @@ class Overrides:
         config = json.dumps(read_json(self.policy_config, "--policy-config")) if self.policy_config else ""
         return parse_policy(self.policy, config)
 
+    def rules(self, usual: EpisodeRules) -> EpisodeRules:
+        """`usual` with what is given here. Raises `ConfigError` for a time that cannot be."""
+        return replace(
+            usual,
+            reset_by_person=self.reset_by == "person" if self.reset_by else usual.reset_by_person,
+            reset_s=self.reset_time_s or usual.reset_s,
+            max_s=self.episode_time_s or usual.max_s,
+        )
+
     def applied(self, recipe: Recipe) -> Recipe:
         """`recipe` with what is given here.
 
@@ -102,7 +131,8 @@ class Overrides:
         chunking = replace(
             chunking, strategy=self.strategy or chunking.strategy, speed_up=self.speed_up or chunking.speed_up
         )
-        recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay)
+        loop = replace(recipe.loop, episodes=self.rules(recipe.loop.episodes))
+        recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay, loop=loop)
         choice = self.choice()
         if choice is not None:
             return with_policy(recipe, choice)
@@ -112,7 +142,9 @@ class Overrides:
 
     def _driven(self, recipe: Recipe) -> Recipe:
         kind = self.robot or recipe.robot
-        config = read_config(kind, read_json(self.robot_config)) if self.robot_config else None
+        given = read_robot_config(self.robot_config) if self.robot_config else RobotConfigText()
+        recipe = replace(recipe, loop=replace(recipe.loop, safety=given.limits(recipe.loop.safety)))
+        config = read_config(kind, given.driver) if given.driver else None
         if config is None and kind == recipe.robot:
             config = recipe.robot_config
         recipe.spec.require(make_robot(kind, config).spec, f"robot '{kind}' for recipe '{recipe.name}'")
@@ -170,15 +202,3 @@ def read_retention(text: str, usual: Retention) -> Retention:
     except msgspec.ValidationError as error:
         known = ", ".join(Retention.__struct_fields__)
         raise ConfigError(f"--retention: {error}. It may say: {known}.") from error
-
-
-def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:
-    """What `option` says, itself or in the file it names. Raises `ConfigError`."""
-    named = ""
-    if not text.lstrip().startswith(("{", "[", '"')):
-        named = f" {text}:"
-        try:
-            text = Path(text).read_text()
-        except OSError as error:
-            raise ConfigError(f"{option}{named} {error.strerror}. Give JSON or a JSON file.") from error
-    return read_object(text, f"{option}{named}".rstrip(":"))

@@ -15,7 +15,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
+from fleet.config import recipes
 from fleet.config.overrides import Overrides, read_retention, unset
+from hal.stop_devices.config import COMMANDS, StopDevicesConfig
 from wire.errors import ConfigError
 
 PORT = 5760
@@ -24,6 +26,7 @@ THINK_PORT = 5761
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
+EPISODES = ("reset_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
 """what is told even where it is the default: people and tools find processes by it"""
@@ -31,6 +34,9 @@ _FIRST = ("name", "data")
 """what tells one process from another: a fork shows no more words than its parent has room for"""
 
 Recipe = Annotated[str, typer.Option(help="Which job: a name from `vla-fleet recipes`, or module:function.")]
+Config = Annotated[
+    Path | None, typer.Option(help="What a recipe of real robots is made from: FILE.toml (docs/robots.md).")
+]
 Data = Annotated[Path | None, typer.Option(help="Data directory; default data/RECIPE.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Address = Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")]
@@ -44,6 +50,7 @@ RetentionText = Annotated[
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
+Core = Annotated[int | None, typer.Option(min=0, show_default=False, help="Only core of this process of the robot.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
 
@@ -53,12 +60,17 @@ class ProcessOptions:
     """Of every process."""
 
     recipe: Recipe = "pixels"
+    config: Config = None
     data: Data = None
 
     @property
     def root(self) -> Path:
         """The data directory: the one that was given, else data/RECIPE."""
         return self.data if self.data is not None else Path("data") / self.recipe.replace(":", ".")
+
+    def make_recipe(self, seed: int = 0) -> recipes.Recipe:
+        """The recipe that these options name. Raises `ConfigError`."""
+        return recipes.get_recipe(self.recipe, seed, self.config)
 
     def arguments(self) -> list[str]:
         """The same as words of a command line; what the command takes as it is by default is left out."""
@@ -90,11 +102,28 @@ class ClientOptions(ProcessOptions):
 class GatewayOptions(ProcessOptions):
     port: Port = PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    stop_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Port for stops alone, which must be open where --port is; 0 takes a free one; default: two above "
+            "--port, a free one where that is 0.",
+        ),
+    ] = None
     web_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = WEB_PORT
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
     ledger: Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")] = ""
     store: Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")] = ""
     retention: RetentionText = ""
+
+    @property
+    def heard_stop_port(self) -> int:
+        """Where stops are heard, 0: at a free port."""
+        if self.stop_port is not None:
+            return self.stop_port
+        return self.port + 2 if 0 < self.port <= 65533 else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +224,46 @@ class EdgeOptions(ClientOptions):
         str, unset("A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.")
     ] = ""
     site: Site = ""
-    overrides: Annotated[Overrides, (*SIMULATED, "robot", "robot_config")] = NOTHING
+    stop_key: Annotated[
+        list[str],
+        typer.Option(
+            metavar="DEVICE[:KEY]",
+            show_default=False,
+            help="Stop by this pedal or key: a path, a name in /dev/input/by-id or the device's own, such as "
+            "/dev/input/event3:KEY_B; may be repeated.",
+        ),
+    ] = field(default_factory=list)
+    stop_line: Annotated[
+        list[str],
+        typer.Option(
+            metavar="CHIP:LINE[:active-low]",
+            show_default=False,
+            help="Stop when the normally closed contact at a GPIO line opens, such as gpiochip0:17; may be repeated.",
+        ),
+    ] = field(default_factory=list)
+    key: Annotated[
+        list[str],
+        typer.Option(
+            metavar="DEVICE:KEY=COMMAND",
+            show_default=False,
+            help=f"A key that says one of {', '.join(COMMANDS)}; may be repeated.",
+        ),
+    ] = field(default_factory=list)
+    speed_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Move at most at this share of the velocity limits, above 0 up to 1; `vla-fleet speed` slows further.",
+        ),
+    ] = 1.0
+    cpu_control: Core = None
+    cpu_driver: Core = None
+    overrides: Annotated[Overrides, (*SIMULATED, "robot", "robot_config", *EPISODES)] = NOTHING
+
+    @property
+    def stop_devices(self) -> StopDevicesConfig:
+        """What is watched beside the robot. Raises `ConfigError` for what cannot be understood."""
+        return StopDevicesConfig(tuple(self.stop_key), tuple(self.stop_line), tuple(self.key))
 
 
 @dataclass(frozen=True, kw_only=True)

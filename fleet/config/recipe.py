@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
+from hal.stop_devices.config import StopDevicesConfig
 from policies.interface.policy import LearnedPolicy, Policy
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import LoopConfig
@@ -17,12 +19,21 @@ from robot_edge.inference.server import SlowConfig
 from wire.types import RobotSpec
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """What a person teleoperates with."""
+
+    kind: str
+    """its name in the registry"""
+    config: dict[str, Any]
+    """its fields"""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A whole job: robots, tasks, policy, algorithm and their pace."""
 
     name: str
-    summary: str
     tasks: tuple[str, ...]
     instructions: dict[str, str]
     """the sentence for each task"""
@@ -41,6 +52,15 @@ class Recipe:
     as --policy; '' for a recipe that makes its policy itself"""
     demonstrations: int = 3
     """per task, before anything is learned"""
+    people_only: bool = False
+    """people demonstrate and correct, on the robots themselves: there is neither a scripted operator nor a simulator to
+    demonstrate or to evaluate in"""
+    teleoperator: DeviceChoice | None = None
+    """what `vla-fleet teleop` drives with unless it is told otherwise"""
+    modules: tuple[str, ...] = ()
+    """that the robot's driver takes long to import: `up` imports them once for all its processes"""
+    config: Path | None = None
+    """the file that it was made from (--config); filled in by `get_recipe`"""
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     """how chunks are asked for, and what is done about actions that come late"""
     delay: str = "0"
@@ -55,6 +75,10 @@ class Recipe:
     motion: DynamicsModel | None = None
     """how the robot's state follows from its actions; None: no state is rolled forward"""
     loop: LoopConfig = field(default_factory=LoopConfig)
+    stop_devices: StopDevicesConfig = field(default_factory=StopDevicesConfig)
+    """what the person beside each robot stops it with"""
+    speed_limit: float = 1.0
+    """share of its velocity limits at which each robot moves at most"""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
     retention: Retention = field(default_factory=Retention)

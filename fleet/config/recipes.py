@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloud_learner.algorithms import hg_dagger
 from fleet.config.recipe import Recipe
+from fleet.config.so101 import so101
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.drivers.fake import FAKE_INSTRUCTIONS, FAKE_LIMITS, FakeConfig, FakeRobot
 from hal.drivers.metaworld.dynamics import HandMotion, metaworld_limits
@@ -37,7 +40,6 @@ def pixels(seed: int = 0) -> Recipe:
     unpaced = MetaWorldConfig(tasks=PIXEL_TASKS, observation="pixels", render_in_thread=False)
     return Recipe(
         name="pixels",
-        summary="MetaWorld: open the drawer, press the button, open the window, open the door, from a camera",
         tasks=PIXEL_TASKS,
         instructions={task: instruction(task) for task in PIXEL_TASKS},
         robot="metaworld",
@@ -65,7 +67,6 @@ def state(seed: int = 0) -> Recipe:
     config = MetaWorldConfig(tasks=STATE_TASKS, observation="state", render_in_thread=False)
     return Recipe(
         name="state",
-        summary="MetaWorld: push and pick-place, from object poses; fast",
         tasks=STATE_TASKS,
         instructions={task: instruction(task) for task in STATE_TASKS},
         robot="metaworld",
@@ -85,7 +86,6 @@ def fake(seed: int = 0) -> Recipe:
     tasks = config.tasks
     return Recipe(
         name="fake",
-        summary="a point that moves to a goal it sees; needs no simulator",
         tasks=tasks,
         instructions={task: FAKE_INSTRUCTIONS[task] for task in tasks},
         robot="fake",
@@ -106,7 +106,6 @@ def vla(seed: int = 0) -> Recipe:
     return replace(
         pixels(seed),
         name="vla",
-        summary="the tasks of `pixels` with a tiny SmolVLA, which is built at the first start",
         make_policy=_built_by_up,
         tiny="smolvla",
     )
@@ -133,13 +132,20 @@ def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
     return FlowPolicy(spec, state_network(spec), seed)
 
 
-RECIPES: dict[str, Callable[..., Recipe]] = {"pixels": pixels, "state": state, "fake": fake, "vla": vla}
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    "pixels": pixels,
+    "state": state,
+    "fake": fake,
+    "vla": vla,
+    "so101": so101,
+}
 
 
-def get_recipe(name: str, seed: int = 0) -> Recipe:
+def get_recipe(name: str, seed: int = 0, config: Path | None = None) -> Recipe:
     """The recipe called `name`, or what the function `module:function` returns for `seed`.
 
-    Raises `ConfigError` that suggests the nearest name, or says why the function cannot be used.
+    `config`: the file of --config, for a function that takes one. Raises `ConfigError` that suggests the nearest name,
+    or says why the function cannot be used.
     """
     make = RECIPES.get(name)
     if make is None and ":" in name:
@@ -148,15 +154,18 @@ def get_recipe(name: str, seed: int = 0) -> Recipe:
         raise ConfigError(
             f"there is no recipe '{name}'.{suggest(name, RECIPES)} Known: {', '.join(RECIPES)}, or module:function."
         )
+    config = config.resolve() if config is not None else None
+    if config is not None and "config" not in signature(make).parameters:
+        raise ConfigError(f"--config {config}: recipe '{name}' takes none; leave it out.")
     try:
-        recipe = make(seed)
+        recipe = make(seed) if config is None else make(seed, config=config)
     except TypeError as error:
         raise ConfigError(f"recipe '{name}' cannot be made: {error}. It must be a function of a seed.") from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(
             f"recipe '{name}' returned a {type(recipe).__name__}; it must return a fleet.config.recipe.Recipe."
         )
-    return replace(recipe, name=name)
+    return replace(recipe, name=name, config=config)
 
 
 def _load(name: str) -> Callable[..., Recipe]:

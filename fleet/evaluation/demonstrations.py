@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet.config.recipe import Recipe
 from fleet.launch.factories import make_control
-from robot_edge.control.config import GateConfig
+from robot_edge.control.config import EpisodeRules, GateConfig
 from robot_edge.uplink.server import Uplink
 from wire.clock import MonotonicClock, SimulatedClock, clock_name
 from wire.errors import FleetError, RobotError
@@ -41,7 +41,14 @@ def demonstrate(
     to_uplink, from_uplink = memory_pair()
     inference, unused = memory_pair()
     # The gate opens at once, and there is no policy to hand back to.
-    config = replace(recipe.loop, source="demonstration", needs_policy=False, gate=GateConfig(stall_ticks=0))
+    # No person is there.
+    config = replace(
+        recipe.loop,
+        source="demonstration",
+        needs_policy=False,
+        gate=GateConfig(stall_ticks=0),
+        episodes=EpisodeRules(reset_by_person=False),
+    )
     demonstrated = replace(recipe, loop=config, delay="0")
     loop = make_control(demonstrated, name, to_uplink, inference, SimulatedClock(), paced=False)
     uplink = Uplink(name, directory, gateway, from_uplink, unused, MonotonicClock())

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fleet.evaluation.injected_delay import Delay
 from hal.interfaces.robot import Robot
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.limiter import SafetyLimiter
+from hal.safety.limits import SafetyLimits
 from hal.safety.rest import rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler

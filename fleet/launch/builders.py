@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fleet.config.process_options import (
     ThinkServerOptions,
     TrainerOptions,
 )
-from fleet.config.recipes import get_recipe
+from fleet.config.recipe import Recipe
 from fleet.launch import factories
 from hal.driver_host.priority import idle
 from robot_edge.runtime.lifecycle import ShutdownSignal
@@ -38,19 +39,26 @@ THINKER = "thinker"
 
 def run_gateway(options: GatewayOptions) -> None:
     """Run the gateway: ingest, buffer, weight server and the operator page."""
+    from cloud_learner.gateway.stop_server import StopServer
     from cloud_learner.operator.app import serve
 
-    recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
+    urgent_threads()
+    recipe, data = options.make_recipe(), DataDirectory(options.root)
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
     data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
-    gateway, view, ledger, maintenance = factories.make_gateway(recipe, data, channel)
-    page = serve(view, options.web_host, options.web_port)
+    heard = ZmqServer(
+        f"tcp://{options.host}:{options.heard_stop_port or '*'}", data.keys, apart=True, option="--stop-port"
+    )
+    stops = StopServer(heard, MonotonicClock(), int(heard.endpoint.rpartition(":")[2]))
+    gateway, view, ledger, maintenance = factories.make_gateway(recipe, data, channel, stops=stops)
+    page = serve(view, options.web_host, options.web_port, stop=stops.give)
+    stops.start()
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     data.note_gateway(channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
-    log.info("robots connect to %s; the page is %s", channel.endpoint, page.url)
+    log.info("robots connect to %s, for stops to port %d; the page is %s", channel.endpoint, stops.port, page.url)
     maintenance.start()
     try:
         while not shutdown.requested:
@@ -60,6 +68,7 @@ def run_gateway(options: GatewayOptions) -> None:
         page.close()
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
         gateway.poll()
+        stops.close()
         channel.close()
         maintenance.stop()
         ledger.close()
@@ -68,7 +77,7 @@ def run_gateway(options: GatewayOptions) -> None:
 def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
     limit_threads()
-    recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
+    recipe = options.overrides.applied(options.make_recipe(options.seed))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
@@ -91,9 +100,10 @@ def run_trainer(options: TrainerOptions) -> None:
 
 def run_evaluator(options: EvaluatorOptions) -> None:
     """Measure versions on held-out seeds."""
+    recipe = _simulated(options.make_recipe(options.seed))
     idle()
     limit_threads()
-    recipe = options.overrides.applied(get_recipe(options.recipe, options.seed))
+    recipe = options.overrides.applied(recipe)
     data, version = DataDirectory(options.root), options.version
     shutdown = ShutdownSignal()
     config = recipe.evaluator
@@ -115,7 +125,7 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
     """Record demonstrations of the scripted operator and send them to the gateway."""
     from fleet.evaluation.demonstrations import demonstrate
 
-    recipe, data = get_recipe(options.recipe), DataDirectory(options.root)
+    recipe, data = _simulated(options.make_recipe()), DataDirectory(options.root)
     count = options.episodes or recipe.demonstrations * len(recipe.tasks)
     name = options.name
     with gateway_channel(options, name) as channel:
@@ -124,12 +134,19 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
         )
 
 
+def _simulated(recipe: Recipe) -> Recipe:
+    """`recipe`. Raises `ConfigError` for one whose only robot is the one that people drive."""
+    if recipe.people_only:
+        raise ConfigError(f"recipe '{recipe.name}' has no simulator: people demonstrate on its robots and judge them.")
+    return recipe
+
+
 def run_think_server(options: ThinkServerOptions) -> None:
     """Run the slow path for robots elsewhere: `edge --think tcp://HOST:PORT`. Its key is called `thinker`."""
     from robot_edge.inference.latent_server import LatentEncoder, LatentServer
 
     limit_threads()
-    recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
+    recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
     shutdown = ShutdownSignal()
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
     with gateway_channel(options, THINKER) as channel:
@@ -165,6 +182,11 @@ def wait_for_buffer(make: Callable[[], Made], ended: Callable[[], bool]) -> Made
         with pause:
             return make()
     return None
+
+
+def urgent_threads() -> None:
+    """A stop wakes threads one after the other, and each waits so long for a busy one to let go of the interpreter."""
+    sys.setswitchinterval(0.0005)
 
 
 def limit_threads() -> None:

@@ -15,9 +15,10 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.evaluation.evaluator import Conditions, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
-from hal.interfaces.robot import HoldingRobot, Teleoperator
+from hal.interfaces.robot import HoldingRobot, Teleoperator, is_real
 from hal.registry import make_operator, make_robot
 from hal.safety.limited_robot import LimitedRobot
+from hal.safety.required import require_limits
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
 from robot_edge.control.loop import ControlLoop
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.peers import AuthenticatedServerChannel
     from cloud_learner.gateway.server import Gateway
+    from cloud_learner.gateway.stop_server import StopServer
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.trainer import Trainer
     from policies.interface.policy import LearnedPolicy
@@ -81,8 +83,11 @@ def make_control(
         # A robot at its own rate stamps with the machine's clock.
         config, stamps = (recipe.robot_config, None) if paced else (recipe.unpaced_config, clock)
         driver = make_robot(recipe.robot, config, stamps)
+        require_limits(driver, recipe.loop.safety)
         operator = make_operator(recipe.robot, driver) if operated else None
         robot = LimitedRobot(driver, recipe.loop.safety)
+        episodes = recipe.loop.episodes.settled(is_real(driver))
+        recipe = replace(recipe, loop=replace(recipe.loop, episodes=episodes))
     operator = operator if operated else None
     session_id = secrets.token_hex(4)
     if recipe.delay != "0":
@@ -99,9 +104,11 @@ def make_evaluator(
     recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
 ) -> Evaluator:
     simulated = SimulatedClock()
+    robot = make_robot(recipe.robot, recipe.unpaced_config, simulated)
+    require_limits(robot, recipe.loop.safety)
     return Evaluator(
         name,
-        make_robot(recipe.robot, recipe.unpaced_config, simulated),
+        robot,
         recipe.make_policy(recipe.spec, seed),
         scheduler_factory(recipe),
         recipe.tasks,
@@ -115,11 +122,15 @@ def make_evaluator(
 
 
 def make_gateway(
-    recipe: Recipe, data: DataDirectory, channel: AuthenticatedServerChannel, clock: Clock | None = None
+    recipe: Recipe,
+    data: DataDirectory,
+    channel: AuthenticatedServerChannel,
+    clock: Clock | None = None,
+    stops: StopServer | None = None,
 ) -> tuple[Gateway, FleetView, Ledger, MaintenanceThread]:
     """The gateway on `data`, its view for the page, the ledger to close at the end, and maintenance, not started.
 
-    `clock`: that of robots which do not run in real time, for leases and health.
+    `clock`: that of robots which do not run in real time, for leases and health. `stops`: their own way, not started.
     """
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.ingest import Ingest
@@ -140,7 +151,8 @@ def make_gateway(
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
-    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock or MonotonicClock())
+    clock = clock or MonotonicClock()
+    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
 
@@ -220,6 +232,7 @@ def make_trainer(
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
             pretrained=getattr(policy, "pretrained", False),
+            by_people=recipe.people_only,
         )
         learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
         trainer = Trainer(
@@ -244,6 +257,7 @@ def record_flight(
         chunking=recipe.chunking,
         recipe=recipe.name,
         operated=operated,
+        recipe_config=str(recipe.config or ""),
     )
     flight = FlightRecorder(directory, header)
     flight.start()
@@ -262,7 +276,8 @@ def rebuild_control(
 
     What a file cannot hold, the robot's motion, is the recipe's of today. Raises `ConfigError` for an unknown recipe.
     """
-    recipe = replace(get_recipe(header.recipe), loop=header.config, chunking=header.chunking)
+    config = Path(header.recipe_config) if header.recipe_config else None
+    recipe = replace(get_recipe(header.recipe, config=config), loop=header.config, chunking=header.chunking)
     scheduler = scheduler_factory(recipe)
     return ControlLoop(
         header.name, header.session_id, robot, uplink, inference, scheduler, clock, recipe.loop, operator

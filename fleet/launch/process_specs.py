@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from fleet.config.overrides import Overrides
@@ -49,9 +50,14 @@ class ProcessSpecs:
     operator: bool
     """with the scripted operator beside the robots"""
     overrides: Overrides
+    config: Path | None = None
+    """that the recipe was made from, absolute"""
 
-    def make_gateway(self, host: str, port: int, web_host: str, web_port: int, retention: str = "") -> ProcessSpec:
+    def make_gateway(
+        self, host: str, port: int, web_host: str, web_port: int, retention: str = "", stop_port: int | None = None
+    ) -> ProcessSpec:
         given = {"host": host, "port": port, "web_host": web_host, "web_port": web_port, "retention": retention}
+        given["stop_port"] = stop_port
         return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
     def make_trainer(self) -> ProcessSpec:
@@ -122,7 +128,7 @@ def modules_by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
     `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
     run the policy are left out.
     """
-    robot = (*_EDGE_MODULES, *_SIMULATORS.get(recipe.robot, ()))
+    robot = (*_EDGE_MODULES, *_SIMULATORS.get(recipe.robot, ()), *recipe.modules)
     lerobot = _LEROBOT_MODULES if recipe.tiny or policy.startswith("lerobot:") else ()
     needs = {Role.gateway: _GATEWAY_MODULES, Role.demonstrator: robot}
     if has_gpu():

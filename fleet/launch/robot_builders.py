@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import EdgeOptions, EdgePartOptions
 from fleet.config.recipe import Recipe
-from fleet.config.recipes import get_recipe
 from fleet.launch import factories
-from fleet.launch.builders import THINKER, gateway_channel, limit_threads
+from fleet.launch.builders import THINKER, gateway_channel, limit_threads, urgent_threads
 from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
+from hal.driver_host.priority import require_cores
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_driver_server
 from hal.driver_host.stop_line import ANSWER_S, send_order
 from hal.driver_host.watchdog import CallDeadline
+from hal.interfaces.robot import is_real
 from hal.registry import make_operator, make_robot
+from hal.safety.limits import compile_limits, slowed
 from hal.safety.required import require_limits
+from hal.safety.stop_latch import check_speed_limit
+from hal.stop_devices.watch import Beside, check_devices, watched_devices
 from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
 from robot_edge.runtime.lifecycle import PARENT, ShutdownSignal, instance_lock
@@ -37,15 +44,22 @@ from robot_edge.runtime.process_group import (
 )
 from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
 from robot_edge.uplink.server import Uplink
+from robot_edge.uplink.stop_link import OperatorInbox, StopLink
 from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, suggest
+from wire.messages.gateway import OperatorCommand
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
+from wire.transport.stop_connection import StopConnection
 from wire.transport.zmq_channel import ZmqClient
 from wire.types import Role
 
+log = logging.getLogger(__name__)
+
+KEYS = "keys"
+"""who commands by a key beside the robot, and the channel on which the uplink hears it"""
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
 """those that run the policy"""
@@ -55,12 +69,22 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     """One robot's processes, not started yet.
 
     Raises `ConfigError` for what none of them could start with: an unknown recipe, a missing key, a driver of another
-    robot, a real robot without limits.
+    robot, a real robot without limits, a pedal that is not there, a core it may not run on.
     """
-    options = replace(options, keys=options.key_directory, data=options.root)
-    recipe = options.overrides.applied(get_recipe(options.recipe))
+    config = options.config.resolve() if options.config is not None else None
+    options = replace(options, keys=options.key_directory, data=options.root, config=config)
+    recipe = options.overrides.applied(options.make_recipe())
     # Fails here, in one line, rather than in each of the children.
-    require_limits(make_robot(recipe.robot, recipe.robot_config), recipe.loop.safety)
+    robot = make_robot(recipe.robot, recipe.robot_config)
+    recipe.spec.require(robot.spec, f"robot '{recipe.robot}' for recipe '{recipe.name}'")
+    require_limits(robot, recipe.loop.safety)
+    check_speed_limit("--speed-limit", options.speed_limit)
+    slowed(compile_limits(robot.spec, recipe.loop.safety), min(recipe.speed_limit, options.speed_limit))
+    check_devices(watched_devices(recipe.stop_devices + options.stop_devices))
+    require_cores(cpu_control=options.cpu_control, cpu_driver=options.cpu_driver)
+    # Control sees the driver's process and not the driver, so it is told.
+    by_person = recipe.loop.episodes.settled(is_real(robot)).reset_by_person
+    options = replace(options, overrides=replace(options.overrides, reset_by="person" if by_person else "robot"))
     load_pair(options.key_directory, options.name)
     load_public(options.key_directory, GATEWAY)
     if options.think:
@@ -78,22 +102,23 @@ def run_robot(options: EdgeOptions) -> None:
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
         shutdown = ShutdownSignal()
-        if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested):
+        if not try_policy(options.recipe, overrides, 0, lambda: shutdown.requested, options.config):
             return
-    preload(modules_by_role(overrides.applied(get_recipe(options.recipe)), overrides.policy)[Role.edge])
+    preload(modules_by_role(overrides.applied(options.make_recipe()), overrides.policy)[Role.edge])
     run_edge(edge)
 
 
 def run_edge_part(options: EdgePartOptions) -> None:
     """One process of a robot; started by `edge`."""
-    recipe, data = options.overrides.applied(get_recipe(options.recipe)), DataDirectory(options.root)
+    recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
+    options = replace(options, operator=options.operator and not recipe.people_only)
     name, run_directory, part = options.name, options.run_dir, options.part
     if part not in PARTS:
         raise ConfigError(f"a robot has no part '{part}'.{suggest(part, PARTS)} It has {', '.join(PARTS)}.")
     with instance_lock(data.edge(name) / f"{part}.lock"):
         match part:
             case "robot":
-                _driver(recipe, data.edge(name), run_directory, options.operator)
+                _driver(recipe, data.edge(name), options)
             case "control":
                 _control(recipe, data, options)
             case "inference":
@@ -104,11 +129,24 @@ def run_edge_part(options: EdgePartOptions) -> None:
                 _uplink(recipe, data, options)
 
 
-def _driver(recipe: Recipe, directory: Path, run_directory: Path, operated: bool) -> None:
+def _driver(recipe: Recipe, directory: Path, options: EdgePartOptions) -> None:
+    run_directory = options.run_dir
     announce_host(run_directory, directory)
     robot = make_robot(recipe.robot, recipe.robot_config)
     require_limits(robot, recipe.loop.safety)
-    operator = make_operator(recipe.robot, robot) if operated else None
+    operator = make_operator(recipe.robot, robot) if options.operator else None
+    keys = uplink_channel(run_directory, KEYS)
+
+    def say(command: str) -> None:
+        now_ns = time.monotonic_ns()
+        if not keys.send(OperatorCommand(options.name, command, (), now_ns, KEYS, "", now_ns, now_ns)):
+            log.error("robot '%s': '%s' of a key went nowhere: no uplink listens.", options.name, command)
+
+    beside = Beside(
+        watched_devices(recipe.stop_devices + options.stop_devices),
+        say,
+        min(recipe.speed_limit, options.speed_limit),
+    )
     shutdown = ShutdownSignal()
     timeouts = recipe.loop.driver
     # Control names the driver that blocks first; then its process ends.
@@ -121,6 +159,8 @@ def _driver(recipe: Recipe, directory: Path, run_directory: Path, operated: bool
         operator=operator,
         deadline=deadline,
         stop_file=directory / STOP_FILE,
+        beside=beside,
+        cpu=options.cpu_driver,
     )
 
 
@@ -136,7 +176,7 @@ def _control(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> N
             recipe, name, uplink, inference, clock, operated=operated, robot=robot, operator=robot, flight=flight
         )
         robot.meanwhile = StatusKeepalive(loop, uplink, clock).poll
-        run_control(loop, uplink, recipe.tasks, flight, options.site)
+        run_control(loop, uplink, recipe.tasks, flight, options.site, options.cpu_control)
 
 
 def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
@@ -185,13 +225,20 @@ def _frames(recipe: Recipe, run_directory: Path) -> FrameRing:
 
 
 def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> None:
+    urgent_threads()
     name, run_directory = options.name, options.run_dir
     control = record_channel(run_directory, recipe.spec, uplink=True)
     inference = uplink_channel(run_directory, "inference", uplink=True)
     operator = uplink_channel(run_directory, "operator", uplink=True)
-    with gateway_channel(options, name) as channel:
-        clock = MonotonicClock()
-        stops = StopOrders(name, lambda order: send_order(run_directory / HOST, order, ANSWER_S), clock)
+    keys = uplink_channel(run_directory, KEYS, uplink=True)
+    clock = MonotonicClock()
+    orders = StopOrders(name, lambda order: send_order(run_directory / HOST, order, ANSWER_S), clock)
+    apart = StopConnection(options.gateway, lambda address: ZmqClient(address, name, options.key_directory), clock)
+    inbox = OperatorInbox(operator)
+    stops = StopLink(name, orders, apart, inbox)
+    # Before a disk is touched: whoever stands beside the robot can stop it at once.
+    stops.start()
+    with contextlib.closing(stops), gateway_channel(options, name) as channel:
         uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops)
-        uplink.operator = operator
-        run_uplink(uplink, channel, inference, operator)
+        uplink.operator, uplink.keys = inbox, keys
+        run_uplink(uplink, channel, inference, inbox.socket, keys)

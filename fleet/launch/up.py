@@ -18,7 +18,6 @@ from typing import Any
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
-from fleet.config.recipes import get_recipe
 from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER
 from fleet.launch.dashboard import Dashboard
@@ -60,7 +59,7 @@ class Up:
         options.check()
         self.options = options
         self.overrides = options.overrides
-        self.recipe: Recipe = get_recipe(options.recipe, options.seed)
+        self.recipe: Recipe = options.make_recipe(options.seed)
         if not self._builds:
             # What cannot work is said here, once, rather than by every part.
             self.recipe = self.overrides.applied(self.recipe)
@@ -79,12 +78,15 @@ class Up:
         options = self.options
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
-        identity = RunIdentity(self.recipe.name, options.seed, self.recipe.spec.data_hash, self.overrides.choice())
+        self._check_people_only()
+        spec_hash, config = self.recipe.spec.data_hash, self.recipe.config
+        identity = RunIdentity(self.recipe.name, options.seed, spec_hash, self.overrides.choice(), str(config or ""))
         self._handle_signals()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
         tried = self.overrides.policy and options.backend == "local"
-        if tried and not try_policy(options.recipe, self.overrides, options.seed, lambda: bool(self._stops_requested)):
+        stopped = lambda: bool(self._stops_requested)  # noqa: E731
+        if tried and not try_policy(options.recipe, self.overrides, options.seed, stopped, config):
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
@@ -96,7 +98,9 @@ class Up:
                 port = free_port(options.port, host, "--port")
                 web_port = free_port(options.web_port, options.web_host, "--web-port")
                 address = f"tcp://{reached if host in EVERYWHERE else host}:{port}"
-                self.parts = ProcessSpecs(self.recipe.name, address, options.seed, options.operator, self.overrides)
+                operator = options.operator and not self.recipe.people_only
+                name = self.recipe.name
+                self.parts = ProcessSpecs(name, address, options.seed, operator, self.overrides, config)
                 shown = "127.0.0.1" if options.web_host in ("", *EVERYWHERE) else options.web_host
                 self.page = f"http://{shown}:{web_port}"
                 self.dashboard = Dashboard(self.page, self.recipe, self.data.root, headless=options.headless)
@@ -127,7 +131,8 @@ class Up:
     def _backend(self) -> Iterator[tuple[Backend, str]]:
         """Where parts run, and the address of this machine as they reach it."""
         options, data = self.options, self.data
-        simulated = tuple(f"robot-{number}" for number in range(options.robots or USUAL_ROBOTS))
+        usual = 1 if self.recipe.people_only else USUAL_ROBOTS
+        simulated = tuple(f"robot-{number}" for number in range(options.robots or usual))
         if options.backend == "local":
             with Template(modules_by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
                 yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
@@ -146,12 +151,17 @@ class Up:
         return bool(self.recipe.tiny) and not self.overrides.policy
 
     def _work(self, host: str, port: int, web_port: int) -> None:
-        retention = self.options.retention
-        self.backend.start(self.parts.make_gateway(host, port, self.options.web_host, web_port, retention))
+        options = self.options
+        web_host, retention, stop_port = options.web_host, options.retention, options.heard_stop_port
+        if stop_port:
+            free_port(stop_port, host, "--stop-port")
+        self.backend.start(self.parts.make_gateway(host, port, web_host, web_port, retention, stop_port))
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
         self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
-        if missing > 0:
+        if self.recipe.people_only:
+            self.dashboard.say(f"robots wait for a person: {self._how_to_drive()}")
+        elif missing > 0:
             self.dashboard.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
             self.backend.start(self.parts.make_demonstrator(missing))
             late = (
@@ -163,9 +173,13 @@ class Up:
         self.backend.start(self.parts.make_trainer())
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
-        self.backend.start(self.parts.make_evaluator())
+        if not self.recipe.people_only:
+            self.backend.start(self.parts.make_evaluator())
         self.dashboard.say(f"the page is {self.page}; Ctrl-C stops everything")
-        self.dashboard.say("pretraining on the demonstrations …")
+        count = f"{self.recipe.demonstrations} of each task"
+        self.dashboard.say(
+            f"learning begins after {count} …" if self.recipe.people_only else "pretraining on the demonstrations …"
+        )
         while not self._newest_version:
             self._start_new_edges()
             self._wait(0.5)
@@ -183,6 +197,22 @@ class Up:
         for minute in self.options.measure_at:
             if minute <= minutes and self._newest_version:
                 self._at_minute.setdefault(minute, self._newest_version)
+
+    def _check_people_only(self) -> None:
+        """Raises `ConfigError` for what needs a simulator, or another robot than the one on the bench."""
+        if not self.recipe.people_only:
+            return
+        if self.options.report is not None:
+            raise ConfigError(f"--report: recipe '{self.recipe.name}' has no simulator to measure versions in.")
+        if (self.options.robots or 1) > 1 or self.options.backend != "local":
+            raise ConfigError(
+                f"--config {self.recipe.config} describes one robot, which this computer runs. Start every other one "
+                "where it is: `vla-fleet edge --name NAME --config FILE.toml`."
+            )
+
+    def _how_to_drive(self) -> str:
+        recipe = f"--recipe {self.recipe.name} --config {self.recipe.config}"
+        return f"vla-fleet teleop robot-0 {recipe} --data {self.data.root}"
 
     @property
     def _measurers(self) -> list[str]:

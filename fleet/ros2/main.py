@@ -9,21 +9,22 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import Overrides, read_json
+from fleet.config.overrides import Overrides
 from fleet.config.process_options import EdgeOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
+from fleet.config.robot_config import SAFETY, read_robot_config
 from fleet.launch.robot_builders import edge_processes
 from hal.drivers.ros2 import sim_node
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
-from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER
+from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, WRENCH
 from hal.registry import OPERATORS, known, make_robot, read_config
 from robot_edge.ros2.parameters import EdgeParameters, usage
 from robot_edge.ros2.topics import Endpoint
@@ -51,7 +52,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         config = complete_config(recipe, overrides.robot_config, namespace)
         wanted = required_endpoints(config)
         path = DataDirectory(root).edge(parameters.name) / "robot.json"
-        write_config(config, path)
+        write_config(config, path, read_robot_config(overrides.robot_config).safety if overrides.robot_config else {})
         overrides = dataclasses.replace(overrides, robot=ROS2, robot_config=str(path))
     driven = overrides.applied(recipe)
     make_robot(driven.robot, driven.robot_config)
@@ -66,13 +67,23 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         operator=parameters.operator,
         think=parameters.think,
         site=parameters.site,
+        stop_key=_listed(parameters.stop_keys),
+        stop_line=_listed(parameters.stop_lines),
+        key=_listed(parameters.command_keys),
+        speed_limit=parameters.speed_limit,
+        cpu_control=parameters.cpu_control if parameters.cpu_control >= 0 else None,
+        cpu_driver=parameters.cpu_driver if parameters.cpu_driver >= 0 else None,
         overrides=overrides,
     )
     return NodeSetup(edge_processes(options), wanted)
 
 
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 def complete_config(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Config:
-    """What is given in `robot_config` (JSON or a file of it) and in the recipe, with the rest filled in.
+    """What is given in `robot_config` (JSON, or a file of JSON or TOML) and in the recipe, with the rest filled in.
 
     `namespace`: the node's, which the driver shares unless it has one. Raises `ConfigError` that names the field.
     """
@@ -80,22 +91,26 @@ def complete_config(recipe: Recipe, robot_config: str, namespace: str) -> Ros2Co
     if isinstance(recipe.robot_config, Ros2Config):
         given.update(msgspec.to_builtins(recipe.robot_config))
     if robot_config:
-        given.update(read_json(robot_config))
+        given.update(read_robot_config(robot_config).driver)
     config = read_config(ROS2, given)
     return config if config.namespace else dataclasses.replace(config, namespace=namespace.rstrip("/"))
 
 
-def write_config(config: Ros2Config, path: Path) -> None:
-    """Write it where the edge's processes read it. Raises `StorageError`."""
+def write_config(config: Ros2Config, path: Path, safety: Mapping[str, Any] | None = None) -> None:
+    """Write it, and the limits beside it, where the edge's processes read them. Raises `StorageError`."""
+    both = msgspec.to_builtins(config) | ({SAFETY: safety} if safety else {})
     with storage_errors("noting the driver's configuration", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(both)))
 
 
 def required_endpoints(config: Ros2Config) -> tuple[Endpoint, ...]:
     """What the robot must have in the graph before it can be driven."""
     topics = config.topics
-    wanted = [("publisher", topics.joint_states, JOINT_STATE), ("subscription", topics.command, TRAJECTORY)]
+    wanted = [("publisher", topics.joint_states, JOINT_STATE)]
+    wanted += [("publisher", sensor.topic, WRENCH) for sensor in config.wrenches]
+    commands = [(output.topic, output.kind.type) for output in config.outputs] or [(topics.command, TRAJECTORY)]
+    wanted += [("subscription", topic, type_) for topic, type_ in commands]
     if config.executed:
         wanted.append(("publisher", topics.executed, JOINT_STATE))
     for camera in robot_spec(config).cameras:

@@ -15,8 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hal.conformance import ConformanceReport, check_robot
+from hal.driver_host.real_time import memory_permission, priority_permission
 from hal.interfaces.robot import Robot
 from hal.registry import CAMERAS, ROBOTS, TELEOPERATORS, broken, known
+from hal.stop_devices.evdev_keys import find_keys
+from hal.stop_devices.gpio_line import find_chips
 from wire.errors import ConfigError
 from wire.transport.shared_memory import memory_directory
 
@@ -129,7 +132,8 @@ def show_computer(data: Path, console: Console) -> None:
     add("cores", cores >= 2, f"{cores}; control, inference and uplink want two")
     memory = memory_directory()
     add("shared memory", memory is not None, str(memory or "no /dev/shm; pictures go through files"))
-    add("real-time priority", _may_be_real_time(), "without it other programs delay control; see docs")
+    for name, missing in (("real-time priority", priority_permission()), ("locked memory", memory_permission())):
+        add(name, not missing, f"without it control may be late. {missing}" if missing else "for control and driver")
     free = shutil.disk_usage(data if data.is_dir() else Path.cwd()).free / 1e9
     add("disk", free > 1.0, f"{free:.1f} GB free for the spool and the weight cache")
     for module, purpose in (
@@ -138,8 +142,13 @@ def show_computer(data: Path, console: Console) -> None:
         ("rclpy", "ROS 2 robots and the edge node"),
         ("lerobot", "LeRobot's robots and leader arms"),
         ("ray", "fleets over a Ray cluster"),
+        ("evdev", "pedals and keys that stop a robot (vla-fleet[beside])"),
+        ("gpiod", "GPIO lines that stop a robot (vla-fleet[beside])"),
     ):
         add(module, find_spec(module) is not None, purpose)
+    add("pedals and keys", *_found_keys())
+    chips = find_chips()
+    add("GPIO chips", bool(chips), ", ".join(chips) or "none; a stop line needs one")
     for group, noun in ((ROBOTS, "robots"), (CAMERAS, "cameras"), (TELEOPERATORS, "teleoperators")):
         wrong = broken(group)
         add(noun, True, ", ".join(name for name in known(group) if name not in wrong) or "none")
@@ -148,10 +157,10 @@ def show_computer(data: Path, console: Console) -> None:
     console.print(table)
 
 
-def _may_be_real_time() -> bool:
+def _found_keys() -> tuple[bool, str]:
+    """Whether there are any, and which."""
     try:
-        import resource
-
-        return os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_RTPRIO)[0] > 0
-    except (ImportError, OSError):
-        return False
+        keys = find_keys()
+    except ConfigError as error:
+        return False, str(error)
+    return bool(keys), "; ".join(map(str, keys)) or "none that this user may read; a stop pedal is one"

@@ -56,7 +56,7 @@ def make_once(options: TryPolicyOptions) -> None:
     Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
     """
     limit_threads()
-    job = options.overrides.applied(get_recipe(options.recipe, options.seed))
+    job = options.overrides.applied(options.make_recipe(options.seed))
     try:
         job.make_policy(job.spec, options.seed)
     except FleetError:
@@ -130,7 +130,7 @@ def recipe_of(root: Path) -> tuple[Recipe, Overrides]:
     identity = data.identity()
     if identity is None:
         raise ConfigError(f"--data {root}: no fleet has worked there. `vla-fleet up` makes such a directory.")
-    recipe, choice = get_recipe(identity.recipe), identity.policy
+    recipe, choice = get_recipe(identity.recipe, config=identity.config_path), identity.policy
     if choice is not None:
         return recipe, Overrides(policy=str(choice), policy_config=json.dumps(choice.config) if choice.config else "")
     return recipe, Overrides(policy=f"lerobot:{data.policy}") if recipe.tiny else Overrides()

@@ -20,7 +20,9 @@ from wire.errors import PolicyError, storage_errors
 _OURS = "vla-fleet: "
 
 
-def try_policy(recipe: str, overrides: Overrides, seed: int, stopped: Callable[[], object]) -> bool:
+def try_policy(
+    recipe: str, overrides: Overrides, seed: int, stopped: Callable[[], object], config: Path | None = None
+) -> bool:
     """Make the policy of `overrides` once for the robot of `recipe`; False when it was `stopped` before that was done.
 
     Files show much of what is wrong with a policy (`policies.interface.registry.defaults`); a pattern that freezes
@@ -29,7 +31,7 @@ def try_policy(recipe: str, overrides: Overrides, seed: int, stopped: Callable[[
     """
     sys.stderr.write(f"trying the policy {overrides.policy} …\n")
     sys.stderr.flush()
-    argv = ["try", *TryPolicyOptions(recipe=recipe, seed=seed, overrides=overrides).arguments()]
+    argv = ["try", *TryPolicyOptions(recipe=recipe, config=config, seed=seed, overrides=overrides).arguments()]
     return _run(argv, overrides.policy, stopped)
 
 

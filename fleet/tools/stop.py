@@ -109,6 +109,10 @@ def release_robots(robots: list[LocalRobot], stop: str, say: Callable[[str], Non
         state = robot.give_order(StopOrder("ask"))
         for each in state.stops if stop == ALL else {stop} & state.stops.keys():
             state = robot.give_order(StopOrder("release", each, WHO))
+            if each in state.stops:
+                return False, (
+                    f"{robot.name}: {state}; {each} cannot be released while what made it is pressed, open or not there"
+                )
         return True, f"{robot.name}: {state}"
 
     if stop != ALL:
@@ -125,7 +129,7 @@ def start_robots(robots: list[LocalRobot], say: Callable[[str], None]) -> int:
         before = robot.give_order(StopOrder("ask"))
         if not before.ready:
             return not before.stops, f"{robot.name}: {before}{'; not started' if before.stops else ''}"
-        after = robot.give_order(StopOrder("start", who=WHO))
+        after = robot.give_order(StopOrder("start", before.last, WHO))
         return after.free, f"{robot.name}: {'started' if after.free else after}"
 
     return _each(robots, one, say)

@@ -15,16 +15,28 @@ from collections.abc import Callable
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand, TeleopDevice
-from hal.teleop.pose import neutral_action, pose_of, without_rates
+from hal.teleop.pose import neutral_action, pose_of
+from hal.teleop.terminal import EPISODE_HINT
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, RejectedError, WireError, suggest
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, ListFleet, Preempted, ReleaseLease, RenewLease, Response
-from wire.messages.gateway import EdgeStatus, Hello, HelloAck, OperatorCommand, ReintroduceRequest, Rejection
+from wire.messages.gateway import (
+    COMMAND_FRESH_S,
+    EdgeEvent,
+    EdgeStatus,
+    Hello,
+    HelloAck,
+    OperatorCommand,
+    ReintroduceRequest,
+    Rejection,
+)
 from wire.stop_state import new_stop_id
 from wire.transport.channel import Channel
+from wire.transport.gateway_clock import GatewayClock
 from wire.transport.session import GatewaySession
-from wire.types import Lease, RobotSpec, Role
+from wire.transport.stop_connection import StopConnection
+from wire.types import Lease, OperatorCommandKind, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +66,19 @@ class Teleop:
         *,
         hz: float = 30.0,
         notify: Callable[[str], None] = log.info,
+        stops: StopConnection | None = None,
     ) -> None:
-        """`notify` is told in a sentence whatever the person should know. Raises `ConfigError` for a name or rate that
-        cannot be."""
+        """`notify` is told in a sentence whatever the person should know. `stops`: stops go by it, too. Raises
+        `ConfigError` for a name or rate that cannot be."""
         if not name.startswith(ROLE):
             raise ConfigError(
                 f"'{name}' cannot teleoperate: the name of its key begins with '{ROLE}'. Make one on the gateway's "
                 f"machine: `vla-fleet keys {ROLE}-{name}`."
             )
         if not 5 <= hz <= 200:
-            raise ConfigError(f"--hz {hz:g}: give 5 to 200 commands a second; a robot forgets a command after 0.3 s.")
+            raise ConfigError(
+                f"--hz {hz:g}: give 5 to 200 commands a second; a robot forgets a command after {COMMAND_FRESH_S:g} s."
+            )
         self.robot = robot
         self.period_ns = round(1e9 / hz)
         self.status: EdgeStatus | None = None
@@ -71,7 +86,7 @@ class Teleop:
         self.driving = False
         self.link_s = float("nan")
         """how long the gateway took to answer last"""
-        self._channel = channel
+        self._channel, self._stops = channel, stops
         self._device = device
         self._name = name
         self._clock = clock
@@ -93,6 +108,8 @@ class Teleop:
         """whether the gateway may still believe that we drive"""
         self._commanded: np.ndarray | None = None
         self._sequence = 0
+        """of what was sent, over all leases"""
+        self._gateway_clock = GatewayClock()
         self._stop_due = ""
         """id of a stop that has not left this computer yet"""
         self._stopping = False
@@ -108,6 +125,10 @@ class Teleop:
         """
         while (message := self._channel.recv()) is not None:
             self._handle_message(message)
+        if self._stops is not None:
+            self._stops.poll()
+            while self._stops.recv() is not None:
+                pass
         self._watch_connection()
         self._keep_connection()
         if self._spec is None:
@@ -133,6 +154,9 @@ class Teleop:
         hint = getattr(self._device, "hint", "")
         if self._barred:
             hint = f"let go, then take over again   {hint}"
+        if status is not None and status.by_person:
+            was = f"(it was: {status.open_outcome})   " if status.open_outcome else ""
+            hint = f"{was}{EPISODE_HINT}   {hint}"
         return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
 
     # --- the connection ------------------------------------------------------------------------------------------
@@ -143,8 +167,11 @@ class Teleop:
             self._report("The gateway answers again.")
         self._heard_ns, self._silent = now_ns, False
         match message:
-            case HelloAck(echo_ns=echo_ns):
+            case HelloAck(echo_ns=echo_ns, stop_port=stop_port):
                 self.link_s = (now_ns - echo_ns) / 1e9
+                if self._stops is not None:
+                    self._stops.follow(stop_port)
+                self._gateway_clock.measure(message, now_ns)
             case Rejection(reason=reason):
                 raise RejectedError(f"the gateway refuses '{self._name}': {reason}")
             case ReintroduceRequest():
@@ -157,6 +184,8 @@ class Teleop:
                 self._lose_lease(f"{self.robot} was taken away: {reason}.")
             case EdgeStatus(robot=robot) if robot == self.robot:
                 self.status, self._status_ns = message, now_ns
+            case EdgeEvent(robot=robot, kind="refused", detail=detail) if robot == self.robot:
+                self._report(f"{robot} refuses: {detail}")
             case _:
                 log.debug("nothing is done about a %s.", type(message).__name__)
         self._session.handle_message(message)
@@ -271,6 +300,8 @@ class Teleop:
             )
         elif command.estop:
             self._report(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
+        for kind in command.episode:
+            self._say(kind)
         if command.quit:
             return False
         if not command.engaged:
@@ -293,23 +324,34 @@ class Teleop:
         self._command(command.action)
         return True
 
+    def _say(self, kind: OperatorCommandKind) -> None:
+        """Pass on what the person says of the episode or its scene."""
+        if self.lease is None or self._silent or not self._send_command(kind):
+            self._report(f"'{kind}' was not said: {self.robot} is not held. Try again.")
+        else:
+            self._report(f"{self.robot}: {kind.replace('_', ' ')}.")
+
     def _command(self, action: np.ndarray | None) -> None:
         assert self._spec is not None
         if action is None:
-            # A released key: what moves by deltas stops now and not when the command has become old.
-            if self._commanded is None:
-                return
-            action = without_rates(self._spec, self._commanded)
-        elif self._commanded is None:
+            # A released key: the robot holds now and not when the command has become old.
+            if self._commanded is not None:
+                self._send_command("command")
+            return
+        if self._commanded is None:
             action = neutral_action(self._spec, self._pose(), action)
-        self._sequence += 1
         # A float32 may lie a hair outside a limit that is given in double precision.
         numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
         if self._send_command("command", numbers):
             self._commanded = action
 
     def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "") -> bool:
-        return self._channel.send(OperatorCommand(self.robot, kind, action, self._sequence, self._name, stop))
+        self._sequence += 1
+        made_ns = self._gateway_clock.theirs(self._clock.now_ns())
+        lease = self.lease.number if self.lease is not None else 0
+        command = OperatorCommand(self.robot, kind, action, self._sequence, self._name, stop, made_ns, lease)
+        apart = kind == "estop" and self._stops is not None and self._stops.send(command)
+        return self._channel.send(command) or apart
 
     def _lose_lease(self, why: str) -> None:
         self.lease, self.status = None, None

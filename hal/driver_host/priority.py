@@ -10,26 +10,48 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from wire.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
-_REAL_TIME, _YIELDING = 10, 5
+_WATCHING, _REAL_TIME, _YIELDING = 11, 10, 5
 _CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """that this process may run on"""
 
 
-def real_time() -> bool:
+def real_time(cpu: int | None = None) -> bool:
     """Let the calling thread run before everything that is not real-time; whether that was permitted.
 
-    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`. One core is
-    left to all others: Linux gives a real-time thread that wakes the core it ran on last, even if another one is idle,
-    and whoever is at work there waits.
+    For a loop that sleeps most of the time. Threads it starts later inherit this: they call `ordinary`. `cpu`: the only
+    core it runs on, also where the rest is not permitted; None: any but one, which is left to all others: Linux gives
+    a real-time thread that wakes the core it ran on last, even if another one is idle, and whoever is at work there
+    waits.
     """
     what = "no real-time priority: ticks may start late on a busy machine"
     wanted = os.sched_param(_REAL_TIME)
     permitted = _permitted(what, os.sched_setscheduler, 0, os.SCHED_FIFO, wanted, level=logging.INFO)
-    if permitted and len(_CORES) > 1:
+    if cpu is not None:
+        _permitted("this thread may run on every core", os.sched_setaffinity, 0, {cpu}, level=logging.WARNING)
+    elif permitted and len(_CORES) > 1:
         _permitted("this thread may run on every core", os.sched_setaffinity, 0, sorted(_CORES)[1:])
     return permitted
+
+
+def require_cores(**wanted: int | None) -> None:
+    """Raises `ConfigError` for a core, by the option that names it, that this process may not run on."""
+    for option, cpu in wanted.items():
+        if cpu is not None and cpu not in _CORES:
+            known = ", ".join(map(str, sorted(_CORES)))
+            raise ConfigError(f"--{option.replace('_', '-')} {cpu}: this process may run on cores {known}.")
+
+
+def watching() -> None:
+    """Let the calling thread, which a real-time thread has started, run before that one, on every core: it would never
+    run beside one of its own urgency that does not sleep.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:
+        _permitted("as urgent as its starter", os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(_WATCHING))
+    _permitted("this thread stays on its cores", os.sched_setaffinity, 0, _CORES)
 
 
 @contextlib.contextmanager

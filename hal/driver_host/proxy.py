@@ -130,8 +130,8 @@ class RobotProxy:
     def release(self, stop: str) -> StopState:
         return send_order(self._path, StopOrder("release", stop), _ORDER_S)
 
-    def start(self) -> StopState:
-        return send_order(self._path, StopOrder("start"), _ORDER_S)
+    def start(self, after: str = "") -> StopState:
+        return send_order(self._path, StopOrder("start", after), _ORDER_S)
 
     def _command(self, call: str, action: bytes) -> Feedback:
         self._proposed = None

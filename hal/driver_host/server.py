@@ -11,7 +11,6 @@ the host is asked to end it brings the robot to hold first and closes the driver
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import select
@@ -23,7 +22,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from hal.driver_host.priority import real_time, yielding
+from hal.driver_host.priority import yielding
 from hal.driver_host.protocol import (
     PACKET_BYTES,
     DriverRequest,
@@ -34,14 +33,16 @@ from hal.driver_host.protocol import (
     listen,
     peer_pid,
 )
+from hal.driver_host.real_time import GarbageCollector, become_real_time
 from hal.driver_host.stop_line import StopListener
 from hal.driver_host.stuck_driver import StuckDriverWatch
 from hal.driver_host.watchdog import CallDeadline
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.robot import Robot, Teleoperator, validate_observation, validate_outcome
 from hal.safety.limited_robot import LimitedRobot
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from hal.safety.stop_latch import StopLatch
+from hal.stop_devices.watch import STARTED, Beside, DeviceWatch
 from wire.errors import FleetError, RejectedError, RobotError
 from wire.types import Observation
 
@@ -69,13 +70,16 @@ class DriverServer:
         operator: Teleoperator | None = None,
         deadline: CallDeadline | None = None,
         stop_file: Path | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Listens at `path`, beside which its frames lie: choose a directory in memory. `stop_file`: keeps what stops
-        the robot beyond this process.
+        and slows the robot beyond this process.
 
-        Raises `ConfigError` when another host listens there, or `path` is too long for a socket, and `StorageError`.
+        Raises `ConfigError` when another host listens there, or `path` is too long for a socket, for a robot that
+        cannot be slowed as it must, and `StorageError`.
         """
-        latch = StopLatch(stop_file)
+        latch, beside = StopLatch(stop_file), beside or Beside()
+        latch.limit_speed(STARTED, beside.speed_limit)
         self.robot = LimitedRobot(robot, safety, latch)
         self._wake, self._woken = socket.socketpair()
         self.robot.on_stop = self._wake_up
@@ -85,10 +89,10 @@ class DriverServer:
         self._watched = WatchedRobot(self.robot)
         self._deadline = deadline or CallDeadline()
         self.robot.on_write = self._renew_deadline
-        self.stuck_watch = StuckDriverWatch(self._watched)
-        """for whoever runs this server to start"""
+        self._stuck_watch = StuckDriverWatch(self._watched, self._deadline)
         self._seen: Observation | None = None
         self._traced_fault = ""
+        self._garbage = GarbageCollector()
         self._ahead: DriverRequest | None = None
         """the command whose `read_at_ns` is to come"""
         self._packet = memoryview(bytearray(PACKET_BYTES))
@@ -99,6 +103,7 @@ class DriverServer:
         # Only now is it sure that nobody else writes there.
         self._frames = FrameWriter(path, robot.spec)
         self._stops = StopListener(path, self.robot, latch.save)
+        self._devices = DeviceWatch(beside.devices, self.robot, self._stops.save_soon, beside.on_command)
 
     def _wake_up(self) -> None:
         self._wake.send(b"!")
@@ -116,12 +121,22 @@ class DriverServer:
         """Whether a control process is there."""
         return self._control is not None
 
+    def start(self, cpu: int | None = None) -> None:
+        """Before the first `step`, in the thread that will call it: be real-time as far as that is permitted, on the
+        core `cpu` or any but the first; watch a driver that blocks."""
+        self._garbage.start()
+        become_real_time(cpu)
+        # They are more urgent than this thread, by which they are started.
+        self._stuck_watch.start()
+        self._devices.start()
+
     def step(self) -> None:
         """Answer what control asks, or hold when that is due; waits for at most a tenth of a second."""
         self._renew_deadline()
         wait_s = min(_STEP_S, self._watched.left_s())
         if self._ahead is not None:
             wait_s = min(wait_s, max(0, self._ahead.read_at_ns - time.monotonic_ns()) / 1e9)
+        self._garbage.poll(wait_s)
         sockets = [self._woken, self._listener, *([] if self._control is None else [self._control])]
         ready, _, _ = select.select(sockets, [], [], wait_s)
         if self._woken in ready:
@@ -153,11 +168,13 @@ class DriverServer:
             if self._listener.fileno() >= 0:
                 self._path.unlink(missing_ok=True)
             self._listener.close()
+            self._devices.close()
             self._stops.close()
-            self.stuck_watch.close()
+            self._stuck_watch.close()
             self._wake.close()
             self._woken.close()
             self._deadline.cancel()
+            self._garbage.stop()
 
     # --- control --------------------------------------------------------------------------------------------------
 
@@ -280,9 +297,9 @@ class DriverServer:
                 with yielding():
                     self.robot.connect()
             case "reset":
-                self._end_scene()
+                self._seen = None
                 with yielding():
-                    pose = self.robot.reset(request.task, request.seed)
+                    pose = self._watched.reset(request.task, request.seed)
                 if pose is not None:
                     rest = np.asarray(pose.action, np.float32).tobytes(), pose.speed, pose.tolerance
                     return Reply(number, rest=rest)
@@ -325,6 +342,8 @@ def run_driver_server(
     operator: Teleoperator | None = None,
     deadline: CallDeadline | None = None,
     stop_file: Path | None = None,
+    beside: Beside | None = None,
+    cpu: int | None = None,
 ) -> None:
     """Host `robot` at `path` until `stop()`: asked to end, or the supervisor is gone.
 
@@ -332,16 +351,12 @@ def run_driver_server(
 
     A control process that is still there then gets `GRACE_S` to end by itself. While the driver blocks it is stopped by
     its own way, if it has one (`StuckDriverWatch`); when it blocks for longer than `deadline` this process ends, with a
-    trace in its log and exit status 1, so that a new one can have the robot. Raises as `DriverServer`.
+    trace in its log and exit status 1, so that a new one can have the robot. `cpu`: as `DriverServer.start`. Raises as
+    `DriverServer`.
     """
-    server = DriverServer(robot, path, safety, operator, deadline, stop_file)
-    # A collection of all that was imported takes longer than a control period.
-    gc.collect()
-    gc.freeze()
-    real_time()
-    # It is as urgent as this thread, by which it is started.
-    server.stuck_watch.start()
+    server = DriverServer(robot, path, safety, operator, deadline, stop_file, beside)
     try:
+        server.start(cpu)
         while not stop():
             server.step()
         deadline_s = time.monotonic() + GRACE_S

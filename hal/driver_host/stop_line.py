@@ -14,6 +14,7 @@ import secrets
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -21,8 +22,8 @@ from typing import Literal
 import msgspec
 
 from hal.driver_host.protocol import socket_address
-from hal.interfaces.robot import HoldingRobot
-from wire.errors import RobotError, storage_error
+from hal.safety.limited_robot import LimitedRobot
+from wire.errors import FleetError, RejectedError, RobotError, storage_error
 from wire.stop_state import StopState
 
 log = logging.getLogger(__name__)
@@ -36,13 +37,19 @@ ANSWER_S = 0.1
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):
     """What a person wants."""
 
-    kind: Literal["stop", "release", "start", "ask"]
+    kind: Literal["stop", "release", "start", "slow", "ask"]
     stop: str = ""
-    """id of the stop; `release` takes back that one"""
+    """id of the stop; `release` takes back that one, and `start` is given after it"""
     who: str = ""
+    share: float = 1.0
+    """`slow`: as `StopLatch.limit_speed` has it"""
+    expires_ns: int = 0
+    """with `start` and `slow`, by the clock of this computer: nothing comes of it later. `send_order` says it"""
 
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(StopOrder).decode
+_decode_answer = msgspec.msgpack.Decoder(StopState | str).decode
+"""what follows from an order, or why it is not followed"""
 
 
 def stop_address(path: Path) -> Path:
@@ -51,7 +58,11 @@ def stop_address(path: Path) -> Path:
 
 
 def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
-    """Give `order` to the host at `path`; what follows from it. Raises `RobotError` when nobody answers in time."""
+    """Give `order` to the host at `path`; what follows from it. Raises `RejectedError` when the host refuses it,
+    `RobotError` when nobody answers in time: then nothing comes of a start or a speed limit any more, while a stop or
+    a release still counts when the host gets to it.
+    """
+    order = msgspec.structs.replace(order, expires_ns=time.monotonic_ns() + round(1e9 * timeout_s))
     own = Path(tempfile.gettempdir()) / f"vla-fleet-{os.getpid()}-{secrets.token_hex(4)}"
     address = stop_address(path)
     try:
@@ -59,7 +70,7 @@ def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
             line.bind(socket_address(own))
             line.settimeout(timeout_s)
             line.sendto(_encode(order), socket_address(address))
-            return msgspec.msgpack.decode(line.recv(_BYTES), type=StopState)
+            answer = _decode_answer(line.recv(_BYTES))
     except OSError as error:
         raise RobotError(
             f"no host of a robot answers at {address} ({error.strerror or error}). Is the robot's edge running on this "
@@ -67,14 +78,17 @@ def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
         ) from error
     finally:
         own.unlink(missing_ok=True)
+    if isinstance(answer, str):
+        raise RejectedError(answer)
+    return answer
 
 
 class StopListener:
     """A thread of the host that does what comes in, whatever the host's other threads do."""
 
-    def __init__(self, path: Path, robot: HoldingRobot, save: Callable[[], None]) -> None:
-        """`save`: keeps what came; called last, for it may take its time. Raises `StorageError` when nobody could be
-        heard there.
+    def __init__(self, path: Path, robot: LimitedRobot, save: Callable[[], None]) -> None:
+        """`save`: keeps what came; in a thread of its own, for a disk may take its time and the next order may be a
+        stop. Raises `StorageError` when nobody could be heard there.
         """
         self._path, self._robot, self._save = stop_address(path), robot, save
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -87,12 +101,21 @@ class StopListener:
             raise storage_error(error, "listening for stops", self._path) from error
         self._socket.settimeout(_POLL_S)
         self._closing = False
+        self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
         self._thread.start()
+        self._saver = threading.Thread(target=self._save_changes, name="stop file", daemon=True)
+        self._saver.start()
+
+    def save_soon(self) -> None:
+        """What is to be kept was changed by something else than an order."""
+        self._changed.set()
 
     def close(self) -> None:
         self._closing = True
         self._thread.join()
+        self._changed.set()
+        self._saver.join()
         self._path.unlink(missing_ok=True)
         self._socket.close()
 
@@ -107,16 +130,37 @@ class StopListener:
             except msgspec.MsgspecError as error:
                 log.error("what came in at %s is no order to stop: %s", self._path, error)
                 continue
-            match order.kind:
-                case "stop":
-                    log.warning("stopped by %s.", order.who)
-                    self._robot.stop(order.stop, order.who)
-                case "release":
-                    self._robot.release(order.stop)
-                case "start":
-                    self._robot.start()
+            answer: StopState | str
+            try:
+                answer = self._follow(order)
+            except FleetError as error:
+                log.warning("%s", error)
+                answer = str(error)
             if sender:
                 with contextlib.suppress(OSError):
-                    state = msgspec.msgpack.encode(self._robot.stop_state())
-                    self._socket.sendto(state, socket.MSG_DONTWAIT, sender)
+                    self._socket.sendto(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT, sender)
+            self._changed.set()
+
+    def _follow(self, order: StopOrder) -> StopState:
+        match order.kind:
+            case "stop":
+                log.warning("stopped by %s.", order.who)
+                self._robot.stop(order.stop, order.who)
+            case "release":
+                self._robot.release(order.stop)
+            case "start" | "slow" if time.monotonic_ns() > order.expires_ns:
+                log.error("'%s' of %s waited too long here; nothing comes of it.", order.kind, order.who)
+            case "start":
+                self._robot.start(order.stop)
+            case "slow":
+                log.info("%s limits its speed to %g.", order.who, order.share)
+                self._robot.limit_speed(order.who, order.share)
+        return self._robot.stop_state()
+
+    def _save_changes(self) -> None:
+        while not self._closing:
+            self._changed.wait()
+            self._changed.clear()
             self._save()
+        # What came while it was saved.
+        self._save()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from hal.driver_host.priority import watching
+from hal.driver_host.watchdog import CallDeadline
 from hal.driver_host.watched_robot import WatchedRobot
 
 log = logging.getLogger(__name__)
@@ -18,17 +20,19 @@ _POLL_S = 0.1
 class StuckDriverWatch:
     """`start` it, and the driver's own `stop_motion` is called when hold has been due for two periods and not begun.
 
-    That is four periods after the last command, at high rates a little more. A driver that has no such way, or holds
-    the interpreter, is cut off by `CallDeadline`.
+    That is four periods after the last command, at high rates a little more. A driver that has no such way is cut off
+    by `CallDeadline`. So is one that holds the interpreter, which keeps this thread from running: soon, where this
+    thread would have stopped the robot or the robot moves on by itself.
     """
 
-    def __init__(self, watched: WatchedRobot) -> None:
-        self._watched = watched
+    def __init__(self, watched: WatchedRobot, deadline: CallDeadline) -> None:
+        self._watched, self._deadline = watched, deadline
         self._late_s = max(_LATE_S, _LATE_TICKS * watched.robot.spec.period_ns / 1e9)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stuck-driver", daemon=True)
 
     def start(self) -> None:
+        self._deadline.guard_interpreter(self._deadline.coasting_s if self._watched.robot.stoppable else 0.0)
         self._thread.start()
 
     def close(self) -> None:
@@ -38,8 +42,10 @@ class StuckDriverWatch:
             self._thread.join()
 
     def _run(self) -> None:
+        watching()
         noted = stopped = False
         while not self._over.wait(min(_POLL_S, self._late_s / 2)):
+            self._deadline.guard()
             late_s = self._watched.overdue_s()
             if late_s < self._late_s:
                 noted = stopped = False

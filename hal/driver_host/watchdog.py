@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import threading
 import time
 from collections.abc import Iterator
 
 _RENEW_S = 0.5
 _PER_TIMEOUT = 4
 """a shorter timeout is renewed so often while it runs"""
+_SOON_S = 1e-3
 _TIMEOUT_TICKS = 2
 """control periods without a command after which hold is due"""
 
@@ -18,7 +20,7 @@ class CallDeadline:
     """Ends this process, with a trace of where it was on standard error and exit status 1, when a driver blocks.
 
     Nothing in Python can be counted on then, for the driver may hold the interpreter: `faulthandler` watches from
-    outside.
+    outside, in C.
     """
 
     def __init__(self, quick_s: float = 0.0, slow_s: float = 0.0, coasting_s: float = 0.0) -> None:
@@ -28,6 +30,35 @@ class CallDeadline:
         """
         self._quick_s, self._slow_s, self._coasting_s = quick_s, slow_s, coasting_s or quick_s
         self._armed_s = self._renewed_s = 0.0
+        self._held_s, self._slow = 0.0, False
+        self._due_s = self._every_s = self._until_s = self._guarded_s = 0.0
+        self._lock = threading.Lock()
+
+    def guard_interpreter(self, held_s: float = 0.0) -> None:
+        """From now on a thread calls `guard`, as it can while nobody holds the interpreter: held for `held_s` this
+        process ends, also if the driver might still take its time; 0: in no less time than the driver has.
+        """
+        self._held_s = held_s or self._quick_s
+        self._due_s = time.monotonic() + self._quick_s
+
+    def guard(self) -> None:
+        """The interpreter is free; to be called by another thread several times a second, whatever the driver does."""
+        with self._lock:
+            if self._held_s and not self._slow:
+                self._arm()
+
+    @property
+    def coasting_s(self) -> float:
+        """How long a driver may block whose robot moves on meanwhile."""
+        return self._coasting_s
+
+    def _arm(self) -> None:
+        """End this process when its time is over, or when `guard` is not called again in time."""
+        now_s = time.monotonic()
+        until_s = min(self._due_s, now_s + self._held_s + self._every_s)
+        if until_s < self._until_s or now_s - self._guarded_s > self._every_s:
+            self._until_s, self._guarded_s = until_s, now_s
+            faulthandler.dump_traceback_later(max(_SOON_S, until_s - now_s), exit=True)
 
     def renew(self, coasting: bool = False) -> None:
         """This process goes on; to be called several times a second. It ends no later than half a second after its
@@ -36,7 +67,13 @@ class CallDeadline:
         timeout_s = self._coasting_s if coasting else self._quick_s
         every_s = min(_RENEW_S, timeout_s / _PER_TIMEOUT)
         now_s = time.monotonic()
-        if timeout_s and (timeout_s != self._armed_s or now_s - self._renewed_s > every_s):
+        if self._held_s:
+            self._due_s = now_s + timeout_s + every_s
+            self._every_s = min(every_s, self._held_s / _PER_TIMEOUT)
+            if self._due_s < self._until_s:
+                # It has begun to coast. Not by the next `guard`: the next call may hold the interpreter.
+                self.guard()
+        elif timeout_s and (timeout_s != self._armed_s or now_s - self._renewed_s > every_s):
             self._armed_s, self._renewed_s = timeout_s, now_s
             faulthandler.dump_traceback_later(timeout_s + every_s, exit=True)
 
@@ -44,15 +81,21 @@ class CallDeadline:
     def slow(self) -> Iterator[None]:
         """What happens meanwhile may take longer."""
         if self._slow_s:
-            faulthandler.dump_traceback_later(self._slow_s, exit=True)
+            with self._lock:
+                self._slow = True
+                faulthandler.dump_traceback_later(self._slow_s, exit=True)
         try:
             yield
         finally:
-            self._armed_s = 0.0
+            self._armed_s = self._guarded_s = 0.0
+            self._slow = False
             self.renew()
+            self.guard()
 
     def cancel(self) -> None:
         """Nothing is watched any more."""
+        with self._lock:
+            self._held_s = 0.0
         if self._quick_s:
             faulthandler.cancel_dump_traceback_later()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hal.driver_host.protocol import error_text
 from hal.driver_host.watchdog import CommandWatchdog
-from hal.interfaces.robot import Feedback
+from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limited_robot import LimitedRobot
 from wire.clock import Clock, MonotonicClock
 
@@ -39,6 +39,12 @@ class WatchedRobot:
         """The robot is reset or closed: it stands, and is not commanded."""
         self._watchdog.pause()
         self._held_ticks, self.fault = 0, ""
+
+    def reset(self, task: str, seed: int) -> RestPose | None:
+        """As `LimitedRobot.reset`. One that is not reset, because it moves or is stopped, is watched as before."""
+        self.robot.require_at_rest()
+        self.end_scene()
+        return self.robot.reset(task, seed)
 
     def execute(self, action: np.ndarray | None, sent_ns: int) -> Feedback:
         """What came of `action`, float32[da], or None to hold, that control sent at `sent_ns`. Raises what the driver

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from hal.interfaces.robot import ROBOT, Feedback, check_reset, check_task, require_scene
-from hal.safety.limiter import SafetyLimits, limit_action
+from hal.safety.limiter import limit_action
+from hal.safety.limits import SafetyLimits
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec

@@ -41,7 +41,8 @@ class Feedback(msgspec.Struct, frozen=True, eq=False):
     held_ticks: int = 0
     """for so many control periods since the command before it was held, for none came in time; said by its host"""
     stop: StopState | None = None
-    """who keeps the robot from moving, None when nobody does; it was not commanded then, but brought to a stop"""
+    """who stops or slows the robot, None when nobody does; one that is not `free` was not commanded, but brought to a
+    stop"""
 
 
 class RestPose(msgspec.Struct, frozen=True, eq=False):
@@ -117,7 +118,7 @@ class HoldingRobot(Robot, Protocol):
         """As `StopLatch.release`. Raises as `stop`."""
         ...
 
-    def start(self) -> StopState:
+    def start(self, after: str = "") -> StopState:
         """As `StopLatch.start`. Raises as `stop`."""
         ...
 
@@ -258,9 +259,14 @@ def is_real(robot: Robot) -> bool:
     return bool(getattr(robot, "real", False))
 
 
+def is_stoppable(robot: Robot) -> bool:
+    """Whether it keeps the `StoppableRobot` protocol."""
+    # Not by isinstance: one that wraps another has what that has.
+    return getattr(robot, "stop_motion", None) is not None
+
+
 def stop_motion(robot: Robot) -> bool:
     """Stop whatever moves by the robot's own way; False when it has none (`StoppableRobot`). Raises what it raises."""
-    # Not by isinstance: one that wraps another has what that has.
     stop = getattr(robot, "stop_motion", None)
     if stop is not None:
         stop()

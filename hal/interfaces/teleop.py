@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from wire.types import RobotSpec
+from wire.types import OperatorCommandKind, RobotSpec
 
 
 class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
@@ -21,6 +21,8 @@ class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
     """stop the robot now"""
     quit: bool = False
     """the person puts the device away"""
+    episode: tuple[OperatorCommandKind, ...] = ()
+    """what the person says of the episode and its scene, each once: some of `EPISODE_COMMANDS`"""
 
 
 @runtime_checkable

@@ -10,10 +10,19 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from hal.interfaces.robot import Feedback, RestPose, Robot, request_previews, stop_motion, validate_executed
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, hold_action
+from hal.interfaces.robot import (
+    Feedback,
+    RestPose,
+    Robot,
+    is_stoppable,
+    request_previews,
+    stop_motion,
+    validate_executed,
+)
+from hal.safety.limiter import SafetyLimiter, hold_action
+from hal.safety.limits import SafetyLimits, slowed
 from hal.safety.rest import rest_action, unmeasured
-from hal.safety.stop_latch import StopLatch
+from hal.safety.stop_latch import StopLatch, check_speed_limit
 from wire.errors import FleetError, RobotMovingError, RobotStoppedError
 from wire.stop_state import StopState
 from wire.types import CommandType, Observation
@@ -27,7 +36,9 @@ class LimitedRobot:
     """
 
     def __init__(self, robot: Robot, limits: SafetyLimits | None = None, latch: StopLatch | None = None) -> None:
-        """`latch`: stops that outlive this process. Raises `ConfigError` for limits that do not fit the robot."""
+        """`latch`: stops and speed limits that outlive this process. Raises `ConfigError` for limits that do not fit
+        the robot, and for one that was slowed and has no velocity limits that could be scaled.
+        """
         self.robot, self.spec = robot, robot.spec
         self.executed: np.ndarray | None = None
         """float32[da]: at the last command of this scene, None before the first"""
@@ -43,6 +54,7 @@ class LimitedRobot:
         """what the limits know of its speed is over, for the driver has stopped it by itself"""
         self._limits = limits or SafetyLimits()
         self._limiter = SafetyLimiter(robot.spec, self._limits)
+        self._limiter.slow(self._latch.state.speed_limit)
         self._unmeasured = unmeasured(robot.spec, self._limits)
         self._state: np.ndarray | None = None
 
@@ -50,6 +62,11 @@ class LimitedRobot:
     def still(self) -> bool:
         """Whether the robot was not moving when it was last commanded."""
         return self._limiter.still
+
+    @property
+    def stoppable(self) -> bool:
+        """Whether its driver has a way of its own to stop what moves."""
+        return is_stoppable(self.robot)
 
     def connect(self) -> None:
         """As `Robot.connect`. Raises `RobotStoppedError` for one that is stopped: connecting may put torque on.
@@ -69,13 +86,17 @@ class LimitedRobot:
         Raises `RobotStoppedError` for one that is stopped, or was while it reset, and `RobotMovingError` for one that
         has not come to hold.
         """
-        self._require_free("is not reset")
-        if not self.still:
-            raise RobotMovingError(f"robot '{self.spec.embodiment}' is not reset while it moves; hold it first.")
+        self.require_at_rest()
         self._forget()
         pose = self.robot.reset(task, seed)
         self._require_free("was stopped while it reset")
         return pose
+
+    def require_at_rest(self) -> None:
+        """Raises as `reset` for a robot that is not to be reset now."""
+        self._require_free("is not reset")
+        if not self.still:
+            raise RobotMovingError(f"robot '{self.spec.embodiment}' is not reset while it moves; hold it first.")
 
     def read(self) -> Observation:
         seen = self.robot.read()
@@ -88,6 +109,7 @@ class LimitedRobot:
         Raises `InvalidDataError` for what is no action, and what the driver raises.
         """
         before = self._before()
+        self._limiter.slow(self._latch.state.speed_limit)
         limited = self._limiter.limit(action, before, self._state)
         return self.hold() if not self._latch.state.free else self._write(limited, before)
 
@@ -98,17 +120,18 @@ class LimitedRobot:
         number would hold it.
         """
         before, state = self._before(), self._latch.state
+        self._limiter.slow(state.speed_limit)
         if self.executed is None and self._unmeasured:
-            return Feedback(before, stop=None if state.free else state)
+            return Feedback(before, stop=_said(state))
         return self._write(self._limiter.brake(before, self._state, bool(state.stops)), before)
 
     def stop_state(self) -> StopState:
         return self._latch.state
 
-    def stop(self, stop: str, who: str) -> StopState:
+    def stop(self, stop: str, who: str, lasting: bool = False) -> StopState:
         """As `StopLatch.stop`. What the driver does by itself is stopped here; `hold` brakes the rest."""
         new = not self._latch.state.stops
-        self._latch.stop(stop, who)
+        self._latch.stop(stop, who, lasting)
         self.on_stop()
         if new:
             self.stop_motion()
@@ -127,12 +150,25 @@ class LimitedRobot:
         self._halted = self._halted or done
         return done
 
+    def end_cause(self, stop: str) -> None:
+        """As `StopLatch.end_cause`."""
+        self._latch.end_cause(stop)
+
+    def limit_speed(self, who: str, share: float) -> StopState:
+        """As `StopLatch.limit_speed`, from the next command on. Raises as that, and `ConfigError` for a robot that has
+        no velocity limits that could be scaled.
+        """
+        check_speed_limit(who, share)
+        slowed(self._limiter.compiled, share)
+        self._latch.limit_speed(who, share)
+        return self._latch.state
+
     def release(self, stop: str) -> StopState:
         self._latch.release(stop)
         return self._latch.state
 
-    def start(self) -> StopState:
-        self._latch.start()
+    def start(self, after: str = "") -> StopState:
+        self._latch.start(after)
         return self._latch.state
 
     def request_previews(self, wanted: bool) -> None:
@@ -180,13 +216,20 @@ class LimitedRobot:
 
     def _write(self, action: np.ndarray, before: np.ndarray) -> Feedback:
         # Also before the driver answers: a call that blocks may have done what it was told.
-        self.coasting = bool(action[self._velocities].any() or before[self._velocities].any())
+        self.coasting = self._coasts(action) or self._coasts(before)
         self.on_write()
         done = self.robot.write(action)
         # A driver may use its array again. It is noted whatever else is wrong with the answer.
         self.executed = validate_executed(self.spec, done).copy()
         self._limiter.note(self.executed, before)
-        self.coasting = bool(self.executed[self._velocities].any())
-        state = self._latch.state
-        stop = None if state.free else state
+        self.coasting = self._coasts(self.executed)
+        stop = _said(self._latch.state)
         return msgspec.structs.replace(done, executed=self.executed, still=self._limiter.still, stop=stop)
+
+    def _coasts(self, action: np.ndarray) -> bool:
+        return any(map(action.item, self._velocities))
+
+
+def _said(state: StopState) -> StopState | None:
+    """As `Feedback.stop` has it."""
+    return None if state == StopState() else state

@@ -27,15 +27,15 @@ acceleration over velocity. Standing still is always among what is allowed, as s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from hal.interfaces.dynamics import ActionStateMapping, require_dimension
-from wire.errors import ConfigError, InvalidDataError
+from hal.safety.limits import Axis, CompiledLimits, SafetyLimits, WorkspaceLimit, compile_limits, slowed
+from wire.errors import InvalidDataError
 from wire.types import CommandType, RobotSpec
 
 _FLOAT32 = np.dtype(np.float32)
@@ -116,121 +116,6 @@ def hold_action(spec: RobotSpec, last_executed: np.ndarray) -> np.ndarray:
 # --- changes and the workspace ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SafetyLimits:
-    """Limits by dimension name; what is not named is not limited. They are no part of the robot's spec."""
-
-    velocity: Mapping[str, float] = field(default_factory=dict)
-    """by action dimension: units per second, above 0"""
-    acceleration: Mapping[str, float] = field(default_factory=dict)
-    """by action dimension: units per second squared, above 0"""
-    stop_deceleration: Mapping[str, float] = field(default_factory=dict)
-    """by action dimension: how hard an emergency stop brakes, no less than `acceleration`, which it is where not named
-    """
-    workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """by state dimension: where the robot may be, in the state's unit"""
-    moves: tuple[ActionStateMapping, ...] = ()
-    """which action dimension moves which state dimension; those of one name belong together"""
-    rest: Mapping[str, float] = field(default_factory=dict)
-    """by absolute action dimension that nobody measures, such as an effort: what to command before anything was"""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceLimit:
-    """A limited state dimension and the action dimension that moves it."""
-
-    action: int
-    state: int
-    gain: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The limits of one action dimension, as plain numbers: a handful of them costs less so than as arrays."""
-
-    absolute: bool
-    scale: float
-    """action units per unit of speed: the period, 1 for a velocity"""
-    slowest: float
-    """lowest speed, -inf where nothing limits it"""
-    fastest: float
-    change: float
-    """how much the speed may change in one period, inf where nothing limits it"""
-    braking: float
-    """the change counted on for braking: a little less than `change`, because actions and measurements are float32 and
-    must not need a harder braking by being rounded"""
-    low: float
-    """bounds of an absolute dimension, with those of the workspace; -inf for the others"""
-    high: float
-    walls: tuple[WorkspaceLimit, ...]
-    """the workspace of what a delta or velocity dimension moves"""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledLimits:
-    """`SafetyLimits` of one spec: made once by `compile_limits`, read at every tick."""
-
-    spec: RobotSpec
-    period_s: float
-    axes: tuple[Axis, ...]
-    """of each action dimension"""
-
-
-def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
-    """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
-    what = f"safety of '{spec.embodiment}'"
-    actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
-    tables = ("velocity", limits.velocity), ("acceleration", limits.acceleration)
-    for kind, table in (*tables, ("stop_deceleration", limits.stop_deceleration)):
-        for name, value in table.items():
-            require_dimension(f"{what}: {kind}", name, actions)
-            if not value > 0:
-                raise ConfigError(f"{what}: {kind} of '{name}' is {value}; give one above 0.")
-    for name, value in limits.stop_deceleration.items():
-        if not value >= limits.acceleration.get(name, math.inf):
-            raise ConfigError(
-                f"{what}: stop_deceleration of '{name}' is {value}; give no less than its acceleration, which must be "
-                "limited too: an emergency stop is not softer than any other."
-            )
-    for name, value in limits.rest.items():
-        require_dimension(f"{what}: rest", name, actions)
-        dimension = spec.action[actions.index(name)]
-        if dimension.meaning is not CommandType.absolute or not dimension.low <= value <= dimension.high:
-            raise ConfigError(
-                f"{what}: rest of '{name}' is {value}; give one within its limits, {dimension.low} to "
-                f"{dimension.high}, of an absolute dimension."
-            )
-    period_s = spec.period_ns / 1e9
-    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
-    scale = np.array([1.0 if d.meaning is CommandType.velocity else period_s for d in spec.action])
-    velocity = np.array([limits.velocity.get(name, np.inf) for name in actions], float)
-    bound_low, bound_high = spec.action_low().astype(float), spec.action_high().astype(float)
-    low, high = np.where(absolute, bound_low, -np.inf), np.where(absolute, bound_high, np.inf)
-    grain = _grain(np.maximum(np.abs(bound_low), np.abs(bound_high))) / scale
-    walls = []
-    for wall in _walls(what, limits, actions, states):
-        if absolute[wall.action]:
-            ends = sorted((wall.low / wall.gain, wall.high / wall.gain))
-            low[wall.action], high[wall.action] = max(low[wall.action], ends[0]), min(high[wall.action], ends[1])
-            if not low[wall.action] < high[wall.action]:
-                raise ConfigError(
-                    f"{what}: no value of '{actions[wall.action]}' within its limits leads into the workspace of "
-                    f"'{states[wall.state]}', {wall.low} to {wall.high}."
-                )
-        else:
-            walls.append(wall)
-            grain[wall.action] += _grain(max(abs(wall.low), abs(wall.high))) / abs(wall.gain) / period_s
-    change = np.array([limits.acceleration.get(name, np.inf) for name in actions], float) * period_s
-    slowest = np.where(absolute, -velocity, np.maximum(-velocity, np.minimum(0, bound_low / scale)))
-    fastest = np.where(absolute, velocity, np.minimum(velocity, np.maximum(0, bound_high / scale)))
-    braking = np.maximum(change - 2 * grain, change / 2)
-    columns = (each.tolist() for each in (absolute, scale, slowest, fastest, change, braking, low, high))
-    own = (tuple(wall for wall in walls if wall.action == i) for i in range(len(actions)))
-    return CompiledLimits(spec, period_s, tuple(Axis(*each) for each in zip(*columns, own, strict=True)))
-
-
 class SafetyLimiter:
     """The limits of one robot, with the memory of its speed, for a loop:
 
@@ -239,14 +124,24 @@ class SafetyLimiter:
 
     def __init__(self, spec: RobotSpec, limits: SafetyLimits) -> None:
         """Raises `ConfigError` as `compile_limits`."""
-        self.compiled = compile_limits(spec, limits)
+        self.compiled = self._allowed = compile_limits(spec, limits)
         harder = {**limits.acceleration, **limits.stop_deceleration}
         self._stopping = compile_limits(spec, replace(limits, acceleration=harder))
+        self._share, self._soft = 1.0, bool(limits.jerk)
         self.reset()
+
+    def slow(self, share: float) -> None:
+        """From now on it moves at most at `share`, above 0 up to 1, of its velocity limits; one that is faster brakes
+        as hard as acceleration allows. Raises `ConfigError` as `slowed`.
+        """
+        if share != self._share:
+            self._allowed, self._share = slowed(self.compiled, share), share
 
     def reset(self) -> None:
         """The robot stands still."""
         self._speeds = [0.0] * self.compiled.spec.action_dim
+        self._changes = self._speeds
+        """of the speeds, in the last period"""
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: what comes nearest to `action` within all limits, as a new array.
@@ -255,7 +150,7 @@ class SafetyLimiter:
         velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
         for an action that is no number or has another shape.
         """
-        return self._limited(limit_numbers(self.compiled.spec, action), executed, state, self.compiled)
+        return self._limited(limit_numbers(self.compiled.spec, action), executed, state, self._allowed)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None, stop: bool = False) -> np.ndarray:
         """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
@@ -265,11 +160,15 @@ class SafetyLimiter:
         Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
         """
         wanted = hold_numbers(self.compiled.spec, executed)
-        return self._limited(wanted, executed, state, self._stopping if stop else self.compiled)
+        if self._soft:
+            wanted = softened(self._stopping if stop else self._allowed, wanted, self._speeds, self._changes)
+        return self._limited(wanted, executed, state, self._stopping if stop else self._allowed)
 
     def note(self, action: np.ndarray, executed: np.ndarray) -> None:
         """`action` is what the robot just did, whoever asked for it, `executed` what it did before; float32[da]."""
-        self._speeds = speeds_of(self.compiled, action.tolist(), executed.tolist())
+        before, self._speeds = self._speeds, speeds_of(self.compiled, action.tolist(), executed.tolist())
+        if self._soft:
+            self._changes = [now - last for now, last in zip(self._speeds, before, strict=True)]
 
     @property
     def still(self) -> bool:
@@ -287,6 +186,27 @@ def speeds_of(compiled: CompiledLimits, action: Sequence[float], executed: Seque
     """How fast each dimension moves with `action` after `executed`."""
     pairs = zip(compiled.axes, action, executed, strict=True)
     return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
+
+
+def softened(
+    compiled: CompiledLimits, held: list[float], speeds: Sequence[float], changes: Sequence[float]
+) -> list[float]:
+    """Instead of `held`, of `hold_numbers`: what brakes absolute dimensions within their limits of jerk.
+
+    Braking by b in this period and fading by j a period takes b (n + 1) - j n (n + 1) / 2 off the speed, where n is
+    floor(b / j). So from speed v the hardest braking that still fades out is that of the module's formula, one
+    derivative up: b <= v / n + j (n - 1) / 2. Whatever sped the robot up before ends at once; one that braked already
+    harder than can fade in what is left of its speed fades as much as it can.
+    """
+    wanted = list(held)
+    for i, (axis, speed, change) in enumerate(zip(compiled.axes, speeds, changes, strict=True)):
+        if speed and math.isfinite(axis.jerk):
+            way = math.copysign(1.0, speed)
+            so_far = max(0.0, -way * change)
+            braking = min(so_far + axis.jerk, axis.braking, _stoppable(abs(speed), axis.jerk, 1.0))
+            braking = max(braking, so_far - axis.jerk)
+            wanted[i] += way * max(0.0, abs(speed) - braking) * axis.scale
+    return wanted
 
 
 def limited_numbers(
@@ -366,33 +286,3 @@ def _stoppable(distance: float, braking: float, period_s: float) -> float:
         return distance / period_s
     steps = max(math.ceil((math.sqrt(1 + 8 * distance / (period_s * braking)) - 1) / 2), 1)
     return distance / (period_s * steps) + braking * (steps - 1) / 2
-
-
-def _grain(size: np.ndarray | float) -> np.ndarray:
-    """float64: how far apart float32 numbers of this size lie."""
-    return np.spacing(np.asarray(size, np.float32)).astype(np.float64)
-
-
-def _walls(what: str, limits: SafetyLimits, actions: list[str], states: list[str]) -> list[WorkspaceLimit]:
-    for mapping in limits.moves:
-        require_dimension(f"{what}: moves", mapping.action, actions)
-        require_dimension(f"{what}: moves", mapping.state, states)
-        if not (np.isfinite(mapping.gain) and mapping.gain):
-            raise ConfigError(f"{what}: '{mapping.action}' moves '{mapping.state}' by {mapping.gain}; give a gain.")
-    walls = []
-    for name, (low, high) in limits.workspace.items():
-        require_dimension(f"{what}: workspace", name, states)
-        if not low < high:
-            raise ConfigError(f"{what}: workspace of '{name}' from {low} to {high} is empty.")
-        moving = [mapping for mapping in limits.moves if mapping.state == name]
-        if not moving and name in actions:
-            moving = [ActionStateMapping(name, name)]
-        if not moving:
-            raise ConfigError(
-                f"{what}: nothing says which action moves '{name}', so its workspace cannot be kept. "
-                f"Name it in `moves`: {', '.join(actions)}."
-            )
-        if len(moving) > 1:
-            raise ConfigError(f"{what}: '{name}' is moved by {', '.join(c.action for c in moving)}; only one can be.")
-        walls.append(WorkspaceLimit(actions.index(moving[0].action), states.index(name), moving[0].gain, low, high))
-    return walls

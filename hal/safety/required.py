@@ -1,30 +1,58 @@
-"""The limits that a real robot does not run without, and a first proposal for those that nobody has set."""
+"""The limits that a real robot does not run without, whether they can be meant, and a first proposal for those that
+nobody has set.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 
 from hal.interfaces.robot import Robot, is_real
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from hal.safety.rest import unmeasured
 from wire.errors import ConfigError
 from wire.types import CommandType, Dimension, RobotSpec
+
+log = logging.getLogger(__name__)
 
 _ACROSS_S = 4.0
 """from one end of an absolute dimension to the other"""
 _SPEED_UP_S = 0.5
 """from rest to the velocity limit, and back"""
 _DIGITS = 3
+_CROSSING_S = 0.05, 1000.0
+"""from one end of an absolute dimension to the other at its velocity limit: outside of this no limit is meant so"""
+_USUAL_S = 0.1, 200.0
+"""within this nobody asks; degrees for radians are a factor of 57, from the middle of it out of it"""
+_STOPPING_S = 20.0
+"""from a velocity limit to rest: no robot takes longer"""
 
 
 def require_limits(robot: Robot, limits: SafetyLimits) -> None:
     """Raise `ConfigError` for a real robot of which `limits` leaves a dimension without velocity or acceleration, or
-    of which nobody knows where an absolute dimension is; it names each and proposes a value. Simulators may have none.
+    of which nobody knows where an absolute dimension is, and for a limit that cannot be meant as it stands; it names
+    each and proposes a value. Simulators may have none.
     """
+    spec = robot.spec
     if not is_real(robot):
         return
-    spec = robot.spec
+    for doubt in unit_faults(spec, limits):
+        log.warning("robot '%s': is the unit right? %s.", spec.embodiment, doubt)
+    if faults := _missing(spec, limits):
+        raise ConfigError(
+            f"robot '{spec.embodiment}' is real and may not run a policy: {'; '.join(faults)}. Give the recipe's "
+            "LoopConfig, or `safety` in --robot-config, limits that its motors and the people around it can bear, for "
+            f"example {' '.join(limits_block(spec, limits).split())}"
+        )
+
+
+def is_incomplete(robot: Robot, limits: SafetyLimits) -> bool:
+    """Whether a real robot would not run by `limits`."""
+    return bool(_missing(robot.spec, limits))
+
+
+def _missing(spec: RobotSpec, limits: SafetyLimits) -> list[str]:
     faults = [
         f"no {kind} limit of {', '.join(names)}"
         for kind, table in (("velocity", limits.velocity), ("acceleration", limits.acceleration))
@@ -35,12 +63,36 @@ def require_limits(robot: Robot, limits: SafetyLimits) -> None:
             f"nobody measures {', '.join(unknown)}: say in `moves` which state dimension does, or in `rest` what to "
             "command first"
         )
-    if faults:
-        raise ConfigError(
-            f"robot '{spec.embodiment}' is real and may not run a policy: {'; '.join(faults)}. Give the recipe's "
-            "LoopConfig limits that its motors and the people around it can bear, for example "
-            f"{' '.join(limits_block(spec, limits).split())}"
-        )
+    return faults + unit_faults(spec, limits, _CROSSING_S)
+
+
+def unit_faults(spec: RobotSpec, limits: SafetyLimits, crossing_s: tuple[float, float] = _USUAL_S) -> list[str]:
+    """Limits that look as if they were given in another unit than their dimension's: an absolute dimension that crosses
+    its range in less or more time than `crossing_s`, another that may be so much faster or slower than its bounds, and
+    one that takes longer than any robot to stop.
+    """
+    found = []
+    for dimension in spec.action:
+        name, fastest = dimension.name, limits.velocity.get(dimension.name)
+        if fastest is None:
+            continue
+        said = f"velocity limit {fastest:g} of {name}, which is in {dimension.unit}"
+        # So a delta or velocity that is limited to its own bounds is as usual as a range that is crossed in 4 s.
+        across_s = _ACROSS_S * _speed(spec, dimension) / fastest
+        if not crossing_s[0] <= across_s <= crossing_s[1]:
+            how = (
+                f"crosses {dimension.low:g} to {dimension.high:g} in {across_s:.3g} s"
+                if dimension.meaning is CommandType.absolute
+                else f"is {_ACROSS_S / across_s:.3g} times what its bounds allow, {_speed(spec, dimension):g}"
+            )
+            found.append(f"{said} a second, {how}")
+        acceleration = limits.acceleration.get(name)
+        if acceleration is not None and fastest / acceleration > _STOPPING_S:
+            found.append(
+                f"acceleration limit {acceleration:g} of {name} takes {fastest / acceleration:.3g} s to stop from its "
+                f"velocity limit {fastest:g}"
+            )
+    return found
 
 
 def proposed_limits(spec: RobotSpec, limits: SafetyLimits | None = None) -> SafetyLimits:

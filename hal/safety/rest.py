@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hal.safety.limiter import SafetyLimits, limit_action
+from hal.safety.limiter import limit_action
+from hal.safety.limits import SafetyLimits
 from wire.types import CommandType, RobotSpec
 
 

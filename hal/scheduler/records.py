@@ -144,7 +144,7 @@ class JobRecord:
         if self.examines:
             self.work = ExaminedWork(self.tasks, held_out_seeds(request.first_seed, request.episodes))
         self.phase = JobPhase.waiting
-        self.episodes = self.successes = 0
+        self.episodes = self.successes = self.unjudged = 0
         self.submitted_ns = now_ns
         self.assignments: dict[str, Assignment] = {}  # by robot
         self.groups: dict[Group, tuple[str, ...]] = {}  # of robots that fit, with the tasks they can do
@@ -172,10 +172,11 @@ class JobRecord:
         limit = self.request.robots
         return self.alive and not 0 < limit <= len(self.assignments) and self.work.open(tasks)
 
-    def count(self, success: bool) -> bool:
-        """One more episode is finished; whether the job is."""
+    def count(self, success: bool | None) -> bool:
+        """One more episode is finished, None: and unjudged; whether the job is."""
         self.episodes += 1
-        self.successes += success
+        self.successes += bool(success)
+        self.unjudged += success is None
         return 0 < self.target <= self.episodes
 
 

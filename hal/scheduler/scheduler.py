@@ -58,13 +58,13 @@ class Scheduler:
         self,
         request: JobRequest,
         now_ns: int,
-        done: Iterable[tuple[str, int, bool]] = (),
+        done: Iterable[tuple[str, int, bool | None]] = (),
         counted: tuple[int, int] = (0, 0),
     ) -> JobState:
         """Take a job. One of this id that is known already stays as it is; its state is returned.
 
-        After a restart: `done` are (task, seed, success) of its finished episodes; for a job without an end `counted`
-        are (episodes, successes) of all of them.
+        After a restart: `done` are (task, seed, success, None if unjudged) of its finished episodes; for a job without
+        an end `counted` are (episodes, successes) of all that were judged.
         """
         if request.id not in self._jobs:
             job = JobRecord(request, next(self._numbers), now_ns)
@@ -168,12 +168,20 @@ class Scheduler:
         )
 
     def episode_done(
-        self, name: str, task: str, success: bool | None, now_ns: int, seed: int, source: str = EpisodeSource.online
+        self,
+        name: str,
+        task: str,
+        success: bool | None,
+        now_ns: int,
+        seed: int,
+        source: str = EpisodeSource.online,
+        *,
+        unjudged: bool = False,
     ) -> str:
         """An episode of the robot is stored; returns the id of the job it counts for, '' for none.
 
-        `success` None: it was aborted, which uses a seed and counts for nothing. `source` is an `EpisodeSource`;
-        demonstrations count for nothing.
+        `success` None: it was aborted or discarded, which uses a seed and counts for nothing; if it is `unjudged`, it
+        counts as practised. `source` is an `EpisodeSource`; demonstrations count for nothing.
         """
         if source == EpisodeSource.demonstration:
             return ""
@@ -182,7 +190,7 @@ class Scheduler:
             robot.seeds_spent += 1
         if not examined and success is not None:
             self.balancer.add(task, success)
-        if robot is None or success is None:
+        if robot is None or (success is None and (examined or not unjudged)):
             return ""
         current, runs = robot.assignment, [robot.assignment, robot.before]
         if current is not None and current.task and not current.taken_up:
@@ -244,7 +252,7 @@ class Scheduler:
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
-    def _advance(self, run: Assignment, seed: int, success: bool, now_ns: int) -> None:
+    def _advance(self, run: Assignment, seed: int, success: bool | None, now_ns: int) -> None:
         """An episode counts for what its robot works on."""
         run.stored += 1
         run.taken_up = True
@@ -261,7 +269,7 @@ class Scheduler:
                 run.wire = msgspec.structs.replace(run.wire, tasks=tasks)
                 self._matcher.notify(run.robot, run.wire, "the tasks need other shares")
 
-    def _count(self, job: JobRecord, success: bool, now_ns: int) -> None:
+    def _count(self, job: JobRecord, success: bool | None, now_ns: int) -> None:
         if job.count(success):
             self._matcher.finish(job, JobPhase.done, now_ns)
 
@@ -288,7 +296,8 @@ class Scheduler:
 
     def _state(self, job: JobRecord) -> JobState:
         note = self._why_it_waits(job) if job.phase is JobPhase.waiting else ""
-        return JobState(job.request, job.phase, tuple(sorted(job.assignments)), job.episodes, job.successes, note)
+        robots, counts = tuple(sorted(job.assignments)), (job.episodes, job.successes, job.unjudged)
+        return JobState(job.request, job.phase, robots, *counts, note)
 
     def _why_it_waits(self, job: JobRecord) -> str:
         """A sentence for people."""

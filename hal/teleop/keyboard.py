@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import Jog, check_rest, read_binding
-from hal.teleop.terminal import Terminal
+from hal.teleop.terminal import EPISODE_KEYS, Terminal
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError
-from wire.types import RobotSpec
+from wire.types import OperatorCommandKind, RobotSpec
 
 _PAIRS = (("d", "a"), ("w", "s"), ("r", "f"), ("t", "g"), ("y", "h"), ("u", "j"), ("i", "k"), ("o", "l"))
 """up and down of each action dimension, in the spec's order, when no keys are given"""
-_ARROWS = {"right": "d", "left": "a", "up": "w", "down": "s"}
+_ARROWS = {"up": "w", "down": "s"}
 RESERVED = {
     "enter": "take over, hand back",
     "space": "hold",
     "e": "emergency stop",
     "q": "quit",
+    "esc": "quit",
+    **{key: f"{kind} of an episode" for key, kind in EPISODE_KEYS.items()},
     "+": "faster",
     "-": "slower",
 }
@@ -59,7 +62,7 @@ class KeyboardConfig:
             raise ConfigError("KeyboardConfig: range_s, tap_s and repeat_s must be positive.")
         for key in self.keys:
             if key in RESERVED or (len(key) != 1 and key not in _ARROWS):
-                why = f"is '{RESERVED[key]}'" if key in RESERVED else "is no single character or arrow"
+                why = f"is '{RESERVED[key]}'" if key in RESERVED else "is no single character, up or down"
                 raise ConfigError(f"KeyboardConfig: the key '{key}' {why}; choose another.")
 
 
@@ -69,7 +72,7 @@ class Keyboard:
     def __init__(self, config: KeyboardConfig | None = None, clock: Clock | None = None) -> None:
         self.config = config or KeyboardConfig()
         self._clock = clock or MonotonicClock()
-        self._terminal = Terminal(self.config.terminal)
+        self._terminal = Terminal(self.config.terminal, self._clock)
         self._moves: dict[str, tuple[int, float]] = {}
         self._jog: Jog | None = None
         self._clear()
@@ -104,11 +107,14 @@ class Keyboard:
         assert self._jog is not None, "connect() comes first"
         self._jog.follow(pose, driving)
         now_ns = self._clock.now_ns()
+        said: list[OperatorCommandKind] = []
         for key in self._terminal.pressed():
             match key:
-                case "q" | "e":
+                case "q" | "esc" | "e":
                     self._engaged = False
-                    return TeleopCommand(quit=key == "q", estop=key == "e")
+                    return TeleopCommand(quit=key != "e", estop=key == "e", episode=tuple(said))
+                case _ if key in EPISODE_KEYS:
+                    said.append(EPISODE_KEYS[key])
                 case "enter":
                     self._engaged = not self._engaged
                     self._release()
@@ -121,9 +127,10 @@ class Keyboard:
                 case _ if key in self._moves:
                     self._press(key, now_ns)
         if not self._engaged:
-            return TeleopCommand()
+            return TeleopCommand(episode=tuple(said))
         held = [self._moves[key] for key, (_, until_ns) in self._presses.items() if now_ns < until_ns]
-        return self._jog.command(held, self.config.speeds[self._speed])
+        command = self._jog.command(held, self.config.speeds[self._speed])
+        return msgspec.structs.replace(command, episode=tuple(said))
 
     def close(self) -> None:
         """Leave the terminal as it was. May be called twice."""

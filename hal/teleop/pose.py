@@ -107,12 +107,6 @@ def neutral_action(spec: RobotSpec, pose: np.ndarray, action: np.ndarray) -> np.
     return np.where(absolute, np.where(there, action, other), 0).astype(np.float32)
 
 
-def without_rates(spec: RobotSpec, action: np.ndarray) -> np.ndarray:
-    """float32[da]: `action` without its deltas and velocities: a released key."""
-    absolute = np.array([d.meaning is CommandType.absolute for d in spec.action])
-    return np.where(absolute, action, 0).astype(np.float32)
-
-
 def read_binding(spec: RobotSpec, text: str, where: str) -> tuple[int, float]:
     """(index, sign) of the action dimension in "+name" or "-name". Raises `ConfigError` that names `where`."""
     sign, name = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
-from hal.safety.limiter import SafetyLimits, compile_limits, hold_numbers, limit_numbers, limited_numbers, speeds_of
+from hal.safety.limiter import hold_numbers, limit_numbers, limited_numbers, speeds_of
+from hal.safety.limits import SafetyLimits, compile_limits
 from wire.types import CommandType, RobotSpec
 
 _PAST = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hal.interfaces.dynamics import DynamicsModel
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.config import ChunkingConfig, Strategy, check_strategy
 from robot_edge.chunking.scheduler import AlignedScheduler, ChunkScheduler, DelayEstimator, RequestTracker

@@ -59,24 +59,29 @@ class ScheduledChunk:
 
 
 class DelayEstimator:
-    """The 95th percentile of the last 50 measured delays, in control ticks.
+    """Forecasts from the last 50 measured delays, in control ticks.
 
-    It is of use from the first measurement on: of few delays it is the longest. One slow answer counts until enough
-    quick ones came after it, and none for longer than the window. It outlives episodes; give it to the next scheduler
-    too when weights of another training come.
+    They are of use from the first measurement on: of few delays `ticks` is the longest. One slow answer counts until
+    enough quick ones came after it, and none for longer than the window. It outlives episodes; give it to the next
+    scheduler too when weights of another training come.
     """
 
     def __init__(self, first: int = 1) -> None:
         """`first`: what to expect before anything was measured, in ticks."""
         self._last: deque[int] = deque(maxlen=50)
         self.ticks = first
-        """what the next answer is expected to take"""
+        """what hardly any answer exceeds, the 95th percentile: for asking before actions run out"""
+        self.usual_ticks = first
+        """what an answer mostly takes, the median: for what a chunk is made for. Of all forecasts it is least ticks off
+        in the mean, and a few slow answers do not make every chunk as old as they are."""
 
     def add(self, delay_ticks: int) -> None:
         """An answer took `delay_ticks`."""
         self._last.append(max(delay_ticks, 0))
+        ordered = sorted(self._last)
         # The margin is for 0.95 * 20 = 19.000...1
-        self.ticks = sorted(self._last)[math.ceil(0.95 * len(self._last) - 1e-9) - 1]
+        self.ticks = ordered[math.ceil(0.95 * len(ordered) - 1e-9) - 1]
+        self.usual_ticks = ordered[(len(ordered) - 1) // 2]
 
 
 @dataclass(slots=True)

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from robot_edge.control.operator_override import OperatorOverride
 from wire.messages import Message
 from wire.messages.gateway import Job, Nack, OperatorCommand, Stop, VersionActivated
-from wire.messages.local import EpisodeLost, RequestPreviews
-from wire.types import PolicyCapabilities
+from wire.messages.local import EpisodeLost, OperatorState, RequestPreviews
+from wire.types import (
+    EPISODE_COMMANDS,
+    Episode,
+    EpisodeOutcome,
+    EpisodeSource,
+    OperatorCommandKind,
+    PolicyCapabilities,
+)
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 32
 """jobs whose progress is known when they come back"""
+_UNCOUNTED = (EpisodeOutcome.aborted, EpisodeOutcome.discarded)
 
 
 @dataclass(slots=True)
@@ -26,7 +34,7 @@ class JobProgress:
     begun: int = 0
     """episodes, which is also how many seeds and turns at a task were used up"""
     finished: int = 0
-    """episodes, aborted ones left out"""
+    """episodes, those left out that were aborted, discarded, or are not judged and should have been measured"""
 
 
 class CommandInbox:
@@ -51,8 +59,9 @@ class CommandInbox:
         """takeovers by people"""
         self.lost_episode = ""
         """id of the newest one of which the uplink has not all steps: it does not count"""
-        self._finished = ("", "")
-        """ids of the newest episode that counted, and of its job"""
+        self._newest = ("", "", False)
+        """id of the newest episode that ended, of its job, and whether it counts for it"""
+        self._episode_commands: list[OperatorCommandKind] = []
         self._next_job: Job | None = None
         self._progress: OrderedDict[str, JobProgress] = OrderedDict()
 
@@ -86,7 +95,7 @@ class CommandInbox:
         if progress.first_seed != self.job.first_seed:
             # Another stretch of the job's seeds, with its own number of episodes.
             self._progress[self.job.id] = JobProgress(self.job.first_seed)
-            self._finished = ("", "")
+            self._newest = (self._newest[0], "", False)
 
     def next_episode(self) -> tuple[str, int]:
         """(task, seed) of the job's next episode; the same again until `on_episode_begun`."""
@@ -98,11 +107,23 @@ class CommandInbox:
         """The task and seed of the next episode are used up."""
         self._of_job().begun += 1
 
-    def on_episode_ended(self, episode_id: str, outcome: str) -> None:
-        """An episode of the job is over."""
-        if self.job is not None and outcome != "aborted" and episode_id != self.lost_episode:
-            self._of_job().finished += 1
-            self._finished = (episode_id, self.job.id)
+    def count_episode(self, episode: Episode, outcome: str) -> None:
+        """An episode of the job is over, or somebody has said now how it ended."""
+        if self._newest[0] != episode.id:
+            self._newest = (episode.id, self.job.id if self.job is not None else "", False)
+        measured = outcome != EpisodeOutcome.unjudged or episode.source != EpisodeSource.evaluation
+        self._count_newest(measured and outcome not in _UNCOUNTED and episode.id != self.lost_episode)
+
+    def repeat_episode(self, episode: Episode) -> None:
+        """The task and seed of the newest episode come again, when its job goes on."""
+        progress = self._progress.get(self._newest[1])
+        if progress is not None and progress.first_seed + progress.begun - 1 == episode.seed:
+            progress.begun -= 1
+
+    def pop_episode_commands(self) -> list[OperatorCommandKind]:
+        """What people said of episodes since the last call, in this order."""
+        commands, self._episode_commands = self._episode_commands, []
+        return commands
 
     def handle_message(self, message: Message) -> None:
         match message:
@@ -114,8 +135,13 @@ class CommandInbox:
                 self.storage_ok = not message.reason
             case OperatorCommand(kind="estop" | "release_estop" | "start"):
                 self.stop_orders.append(message)
+            case OperatorCommand(kind=kind) if kind in EPISODE_COMMANDS:
+                if self._override.is_timely(message):
+                    self._episode_commands.append(OperatorCommandKind(kind))
             case OperatorCommand():
                 self.interventions += self._override.handle_command(message)
+            case OperatorState():
+                self._override.restore(message)
             case EpisodeLost(episode_id=episode_id):
                 self._on_episode_lost(episode_id)
             case RequestPreviews(wanted=wanted):
@@ -127,10 +153,14 @@ class CommandInbox:
 
     def _on_episode_lost(self, episode_id: str) -> None:
         self.lost_episode = episode_id
-        finished, job = self._finished
-        if episode_id == finished and job in self._progress:
-            self._progress[job].finished -= 1
-            self._finished = ("", "")
+        if episode_id == self._newest[0]:
+            self._count_newest(False)
+
+    def _count_newest(self, counts: bool) -> None:
+        episode, job, counted = self._newest
+        if job in self._progress:
+            self._progress[job].finished += counts - counted
+            self._newest = (episode, job, counts)
 
     def _of_job(self) -> JobProgress:
         """A job that was interrupted by another goes on where it was."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from wire.errors import ConfigError
 
 
@@ -90,6 +90,33 @@ class GateConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """Who resets the scene and says how an episode ended, and how long both may take."""
+
+    reset_by_person: bool | None = None
+    """nobody but a person can reset the scene: before each episode the robot waits for them; None: as the robot is
+    real or simulated"""
+    judged_by_person: bool | None = None
+    """nobody but a person can tell a success: without their word an episode is unjudged and no failure; None: as
+    `reset_by_person`"""
+    reset_s: float = 0.0
+    """the next episode begins so long after a scene can be reset, whatever the person says; 0: it waits for them"""
+    max_s: float = 0.0
+    """seconds an episode may last, whoever drives; 0: `max_ticks` alone ends it"""
+
+    def __post_init__(self) -> None:
+        for name in ("reset_s", "max_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"EpisodeRules: {name} is {getattr(self, name)}; give seconds, or 0 for no limit.")
+
+    def settled(self, real: bool) -> EpisodeRules:
+        """The same for a robot that is `real`, with nothing left open."""
+        resets = real if self.reset_by_person is None else self.reset_by_person
+        judges = resets if self.judged_by_person is None else self.judged_by_person
+        return replace(self, reset_by_person=resets, judged_by_person=judges)
+
+
+@dataclass(frozen=True, slots=True)
 class LoopConfig:
     """Limits of an episode, of freshness and of motion."""
 
@@ -100,6 +127,10 @@ class LoopConfig:
     write_after_s: float = 0.0
     """from the beginning of a tick to its command: an answer of inference that is quicker counts in the tick it was
     asked in. Well below the control period"""
+    takeover_blend_s: float = 0.5
+    """what lies between a person's device and the robot when they engage fades in this time; 0: at once"""
+    hand_back_blend_s: float = 0.5
+    """the policy comes in over this time after a person; 0: at once"""
     status_every_ticks: int = 16
     source: str = "online"
     needs_policy: bool = True
@@ -108,3 +139,10 @@ class LoopConfig:
     safety: SafetyLimits = field(default_factory=SafetyLimits)
     driver: RobotTimeouts = field(default_factory=RobotTimeouts)
     gate: GateConfig = field(default_factory=GateConfig)
+    episodes: EpisodeRules = field(default_factory=EpisodeRules)
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a time that is none."""
+        for name in ("takeover_blend_s", "hand_back_blend_s"):
+            if not 0 <= getattr(self, name) <= 60:
+                raise ConfigError(f"LoopConfig: {name} is {getattr(self, name)}; give 0 to 60 seconds.")

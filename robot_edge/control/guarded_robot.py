@@ -68,7 +68,7 @@ class GuardedRobot:
         self.refused_commands = 0
         """in a row"""
         self.stop_state = StopState()
-        """who keeps it from moving, as it said last"""
+        """who stops or slows it, as it said last"""
         self._unheard_stop = False
         self.rest_motion: RestMotion | None = None
         """while it moves to its rest pose"""
@@ -129,7 +129,11 @@ class GuardedRobot:
             self._bad_since_ns, self.refused_commands = -1, 0
             self._monitor.reset()
             if pose is not None and move:
-                self.rest_motion = RestMotion(self._robot.spec, pose, self.read().state, self._clock)
+                seen = self.read()
+                # It moves by what is read next, which must be judged by what came before.
+                self._monitor.check(seen, self._clock.now_ns())
+                slowed = self.stop_state.speed_limit
+                self.rest_motion = RestMotion(self._robot.spec, pose, seen.state, self._clock, slowed)
                 return None
         except RobotStoppedError:
             self.poll_stop()
@@ -229,7 +233,7 @@ class GuardedRobot:
         return feedback
 
     def poll_stop(self) -> None:
-        """Ask who keeps it from moving; what is known stays when it does not answer."""
+        """Ask who stops or slows it; what is known stays when it does not answer."""
         with contextlib.suppress(FleetError):
             self.stop_state = self._call("stop_state", self._robot.stop_state)
 
@@ -258,7 +262,7 @@ class GuardedRobot:
                 case OperatorCommandKind.release_estop:
                     self.stop_state = self._call("release", lambda: robot.release(command.stop))
                 case OperatorCommandKind.start:
-                    self.stop_state = self._call("start", robot.start)
+                    self.stop_state = self._call("start", lambda: robot.start(command.stop))
         except FleetError as error:
             self._set_fault(HoldReason.no_robot, f"it did not hear '{command.kind}': {error}")
             return False

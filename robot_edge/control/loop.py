@@ -7,25 +7,25 @@ looked at between two ticks, and what happened leaves the same way.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from hal.interfaces.robot import Feedback, HoldingRobot, Teleoperator
-from hal.safety.limiter import hold_action, limit_action
-from hal.safety.rest import rest_action
+from hal.interfaces.robot import Feedback, HoldingRobot, Teleoperator, is_real
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector, MakeScheduler, PlannedAction
 from robot_edge.control.command_inbox import CommandInbox
+from robot_edge.control.commanded_robot import CommandedRobot
 from robot_edge.control.config import LoopConfig
-from robot_edge.control.episode_tracker import EpisodeTracker, StepRecorder
+from robot_edge.control.episodes.runner import EpisodeRunner
+from robot_edge.control.episodes.tracker import EpisodeTracker, StepRecorder
 from robot_edge.control.guarded_robot import GuardedRobot
-from robot_edge.control.mode import NO_HOLD, ControlConditions, Hold, HoldReason, Mode, decide
+from robot_edge.control.mode import NO_HOLD, Hold, HoldReason, Mode
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
 from robot_edge.control.status import edge_status
 from robot_edge.control.takeover import ScriptedTakeover
 from wire.clock import Clock
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent, EdgeStatus
 from wire.messages.local import ChunkReply, EpisodeStarted
 from wire.transport.channel import Channel
@@ -61,28 +61,35 @@ class ControlLoop:
             )
         self.name = name
         self.robot = robot
-        self.config = config
-        self.mode = Mode.hold
-        self.hold = Hold(HoldReason.no_job)
-        """why the robot holds"""
+        self.config = config = replace(config, episodes=config.episodes.settled(is_real(robot)))
         self.status: EdgeStatus | None = None
         """published last"""
         self.chunks = ChunkSchedulerSelector(make_scheduler)
         self.rate = Rate(robot.spec.period_ns, clock)
-        self.override = OperatorOverride(robot.spec, clock)
+        self.override = OperatorOverride(robot.spec, clock, config, self._notify)
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
         self.driver = GuardedRobot(name, robot, config.driver, config.observation_limits, clock, self._notify)
+        self.commanded = CommandedRobot(name, robot.spec, self.driver, self.chunks, config.safety)
+        self.episodes = EpisodeRunner(
+            self.tracker,
+            self.inbox,
+            self.override,
+            self.commanded,
+            self.driver,
+            self.chunks,
+            self.rate,
+            clock,
+            config,
+            notify=self._notify,
+            publish_status=self._publish_status,
+            on_begun=self._on_episode_begun,
+        )
         self._scripted = ScriptedTakeover(operator, config.gate, self._notify)
         self._clock = clock
         self._uplink = uplink
         self._inference = inference
         self._tick = self._next_status = 0
-        self._seen: Observation | None = None
-        """the newest valid observation of this scene"""
-        self._executed = np.zeros(robot.spec.action_dim, np.float32)
-        self._still = True
-        """what the robot did with its last command, as it said, and whether it stands"""
         self._missing_action = Hold(HoldReason.no_action)
         """why inference brings no action, by its newest reply"""
         self._interrupted = False
@@ -95,19 +102,32 @@ class ControlLoop:
         if self.rate.skipped:
             self.chunks.scheduler.void()
         self._handle_messages()
-        if self._ensure_episode() and (observation := self._observe()) is not None:
+        status_due = self._tick >= self._next_status
+        if self.episodes.ensure_running(self._tick, status_due) and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
             self._decide_control(planned, scripted)
             proposed = self._select(planned, scripted)
-            feedback = self._apply(self._checked(proposed), self.rate.next_ns)
+            action = self.commanded.checked(proposed)
+            blended = self.override.blend(self.mode, action, self.commanded.executed)
+            feedback = self.commanded.apply(blended, self.rate.next_ns)
             self._record(observation, proposed, feedback, planned)
         self._publish_status()
 
     def close(self) -> None:
         """End the running episode and stop the robot."""
-        self._end()
+        self.episodes.close()
         self.driver.close()
+
+    @property
+    def mode(self) -> Mode:
+        """Who moves the robot."""
+        return self.commanded.mode
+
+    @property
+    def hold(self) -> Hold:
+        """Why the robot holds."""
+        return self.commanded.hold
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -124,7 +144,7 @@ class ControlLoop:
         self.driver.request_previews(inbox.previews_wanted)
         if self.tracker.episode and not self.tracker.outcome and (why := self._void_because(self.tracker.episode)):
             log.warning("robot '%s': %s; the running episode ends.", self.name, why)
-            self._end()
+            self.episodes.end()
 
     def _handle_reply(self, reply: ChunkReply) -> None:
         reason = HoldReason.slow_path_lost if reply.silent else HoldReason.no_action
@@ -147,120 +167,25 @@ class ControlLoop:
         log.warning("robot '%s': %s: %s", self.name, kind, detail)
         self._uplink.send(EdgeEvent(self.name, self._clock.now_ns(), kind, detail))
 
-    # --- episodes -------------------------------------------------------------------------------------------------
-
-    def _ensure_episode(self) -> bool:
-        """Whether an episode runs. Begins the next one with a robot that is connected and at rest."""
-        if self.tracker.outcome:
-            self._finish_episode()
-            return False
-        if not self.tracker.running:
-            self.inbox.adopt_job()
-        return self._ensure_connected() and (self.tracker.running or (self._at_rest() and self._start_episode()))
-
-    def _ensure_connected(self) -> bool:
-        """Whether the robot can be used; else name the hold. Connecting may take its time."""
-        was_connected = self.driver.connected
-        if not was_connected:
-            # Connecting may take its time, in which this is the last word.
-            self._hold_for(self.driver.fault)
-            self._publish_status()
-        connected = self.driver.ensure_connected()
-        if not connected:
-            self._hold_for(self.driver.fault)
-            self._end()
-        if not connected or not was_connected:
-            self._seen = None
-            self.rate.restart()
-        return connected
-
-    def _at_rest(self) -> bool:
-        """Between two episodes: slow the robot down within its limits; whether it stands still."""
-        if self._seen is not None and not self._still:
-            self._apply(None)
-            self._decide(resetting=True)
-            return False
-        return True
-
-    def _start_episode(self) -> bool:
-        """Begin the job's next episode if nothing forbids it; else name the hold."""
-        inbox, needs_policy = self.inbox, self.config.needs_policy
-        if inbox.version and self.chunks.select(inbox.trained) and self.chunks.refused:
-            self._notify("refused", self.chunks.refused)
-        self._decide(
-            resting=inbox.resting,
-            recorder_ok=self.tracker.recorder.healthy,
-            storage_ok=inbox.storage_ok,
-            # Without a policy the scripted operator does everything.
-            script=not needs_policy,
-            version=inbox.version,
-            version_fits=not inbox.wants_other_version,
-            trained=not self.chunks.refused,
-        )
-        if self.hold:
-            self.driver.look_at_rest(status_due=self._tick >= self._next_status, scene=self._seen is not None)
-            return False
-        self._decide(resetting=True)
-        self._publish_status(now=self.driver.rest_motion is None)
-        task, seed = inbox.next_episode()
-        if (
-            done := self.driver.reset(task, seed, move=not self.override.in_control)
-        ) is None and self.driver.rest_motion is not None:
-            return False
-        self._seen, self._missing_action = None, Hold(HoldReason.no_action, self._missing_action.detail)
-        self.rate.restart()
-        if not done:
-            self._hold_for(self.driver.fault)
-            if done is not None and self.driver.connected:
-                # It is not the robot but the task: another one may go.
-                inbox.on_episode_begun()
-            return False
-        inbox.on_episode_begun()
-        self.override.new_scene()
+    def _on_episode_begun(self, episode: Episode) -> None:
+        self._missing_action = Hold(HoldReason.no_action, self._missing_action.detail)
         self._scripted.reset()
         self.chunks.scheduler.reset(self._tick)
         self._interrupted = False
-        source = "evaluation" if inbox.evaluating else ""
-        episode = self.tracker.start(task, seed, self._tick, self._clock.now_ns(), source)
-        if needs_policy:
+        if self.config.needs_policy:
             # What inference thought about the last scene is not true of this one.
             self._inference.send(EpisodeStarted(episode))
-        return True
-
-    def _finish_episode(self) -> None:
-        """The tick after an episode's last action: record what it led to, then slow down."""
-        observation = self.driver.observe()
-        self._seen = observation or self._seen
-        self._end(None if self.driver.observation_fault else observation)
-        if self.driver.connected:
-            self._decide(resetting=True)
-            self._at_rest()
-        else:
-            self._hold_for(self.driver.fault)
-
-    def _end(self, terminal: Observation | None = None) -> None:
-        """The running episode, if there is one, is over: broken off, unless its last step is recorded."""
-        if (episode := self.tracker.episode) is not None:
-            self.inbox.on_episode_ended(episode.id, self.tracker.end(self._clock.now_ns(), terminal))
 
     # --- read -----------------------------------------------------------------------------------------------------
 
     def _observe(self) -> Observation | None:
-        """The newest valid observation of this scene. None, with the hold named, without one or without the robot."""
-        observation = self.driver.observe()
-        if observation is not None:
-            if self._seen is None:
-                # A scene was reset: what the robot executed before says nothing about where it is now.
-                self._executed = rest_action(self.robot.spec, observation.state, self.config.safety)
-                self._still = True
-            self._seen = observation
-        if self._seen is not None and self.driver.connected:
-            return self._seen
-        # Nobody knows what would hold a robot that was just reset.
-        self._hold_for(self.driver.observation_fault)
-        if not self.driver.stop_state.free or self.inbox.stopping or not self.driver.connected:
-            self._end()
-        return None
+        """As `CommandedRobot.observe`; without an observation a robot that may not move ends its episode."""
+        observation = self.commanded.observe()
+        if observation is None and (
+            not self.driver.stop_state.free or self.inbox.stopping or not self.driver.connected
+        ):
+            self.episodes.end()
+        return observation
 
     # --- decide ---------------------------------------------------------------------------------------------------
 
@@ -284,23 +209,19 @@ class ControlLoop:
         return self._scripted.action(observation, planned[0] if planned else None)
 
     def _decide_control(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> None:
-        self._decide(
+        self.commanded.decide(
             recorder_ok=self.tracker.recorder.healthy,
             storage_ok=self.inbox.storage_ok,
             fault=self.driver.observation_fault or (self.driver.fault if self.driver.refused_commands else NO_HOLD),
             human=self.override.in_control,
             human_linked=self.override.linked,
-            human_command_fresh=self.override.action(self._executed) is not None,
+            human_command_fresh=self.override.action(self.commanded.executed) is not None,
             script=scripted is not None,
             version=self.inbox.version,
             trained=not self.chunks.refused,
             # What is left of a chunk is executed first, unless the robot is no longer where it was made for.
             missing_action=self._missing_action if planned is None or self._interrupted else NO_HOLD,
         )
-
-    def _decide(self, **known: Any) -> None:
-        """Who is in control, from what is `known` of `ControlConditions` and from who stops the robot."""
-        self.mode, self.hold = decide(ControlConditions(**self.driver.stop_conditions, **known))
 
     def _select(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> np.ndarray | None:
         """float32[da]: what whoever is in control proposes, None for a hold."""
@@ -310,46 +231,16 @@ class ControlLoop:
             case Mode.script:
                 return scripted
             case Mode.human:
-                return self.override.action(self._executed)
+                return self.override.action(self.commanded.executed)
         return None
 
-    def _checked(self, proposed: np.ndarray | None) -> np.ndarray | None:
-        """`proposed` within its bounds; None, with the hold named, for what is no action."""
-        if proposed is None:
-            return None
-        try:
-            return limit_action(self.robot.spec, proposed)
-        except InvalidDataError as error:
-            log.warning("robot '%s': %s", self.name, error)
-            self._hold_for(Hold(HoldReason.bad_action, str(error)))
-            return None
-
-    def _hold_for(self, fault: Hold) -> None:
-        """The robot cannot be used, or what was decided cannot be done."""
-        self._decide(fault=fault)
-
     # --- write, record, report ------------------------------------------------------------------------------------
-
-    def _apply(self, action: np.ndarray | None, next_read_ns: int = 0) -> Feedback:
-        """Command the robot, None to hold, and note what it did. A driver that refuses is given a while, during which
-        it is held.
-        """
-        feedback = self.driver.write(action, next_read_ns)
-        if feedback is None:
-            if self.mode not in (Mode.estop, Mode.hold):
-                self._hold_for(self.driver.fault)
-            return Feedback(hold_action(self.robot.spec, self._executed))
-        if feedback.held_ticks:
-            # Its host held it meanwhile: it is not where the plan has it.
-            self.chunks.scheduler.void()
-        self._executed, self._still = feedback.executed, feedback.still
-        return feedback
 
     def _record(
         self, observation: Observation, proposed: np.ndarray | None, feedback: Feedback, planned: PlannedAction | None
     ) -> None:
         if not self.driver.connected:
-            self._end()
+            self.episodes.end()
             return
         scheduler = self.chunks.scheduler
         waits = self.mode is Mode.hold and self.hold == self._missing_action
@@ -377,13 +268,14 @@ class ControlLoop:
             ending=self.driver.stopped or self.driver.stop_state.ready or self.inbox.stopping,
         )
         if not goes_on:
-            self._end()
+            self.episodes.end()
 
     def _publish_status(self, now: bool = False) -> None:
         if not now and self._tick < self._next_status:
             return
         self._next_status = self._tick + self.config.status_every_ticks
-        state = self._seen.state if self._seen is not None else np.zeros(self.robot.spec.state_dim, np.float32)
+        seen = self.commanded.seen
+        state = seen.state if seen is not None else np.zeros(self.robot.spec.state_dim, np.float32)
         self.status = edge_status(
             self.name,
             self._clock.now_ns(),
@@ -392,6 +284,8 @@ class ControlLoop:
             (self.mode, self.hold),
             self.inbox,
             self.tracker,
+            self.episodes.review.outcome,
+            self.config.episodes,
             self.driver,
             self.rate,
             self._scripted.takeovers,

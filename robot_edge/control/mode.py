@@ -35,6 +35,7 @@ class HoldReason(StrEnum):
     no_robot = "the robot does not answer"
     no_reset = "the robot cannot be reset"
     no_job = "no job yet"
+    scene = "it waits until a person says that the scene is ready"
     other_version = "the job's policy version does not act yet"
     no_version = "no policy version yet"
     no_action = "no fresh action from inference"
@@ -84,8 +85,15 @@ class ControlConditions(msgspec.Struct, frozen=True):
     """it is the version the job asks for"""
     trained: bool = True
     """the weights were trained for the strategy that would use them"""
+    scene_open: bool = False
+    """a person has to reset the scene first"""
     missing_action: Hold = NO_HOLD
     """why the chunk scheduler has no action for this tick"""
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether somebody is there who can act: a script, or the policy that the job asks for."""
+        return self.script or (self.version > 0 and self.version_fits and self.trained)
 
 
 PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReason | None], ...] = (
@@ -98,6 +106,7 @@ PRIORITY_RULES: tuple[tuple[Callable[[ControlConditions], bool], Mode, HoldReaso
     (lambda known: known.human and not known.human_linked, Mode.hold, HoldReason.operator_lost),
     (lambda known: known.human and not known.human_command_fresh, Mode.hold, HoldReason.operator_idle),
     (lambda known: known.human, Mode.human, HoldReason.none),
+    (lambda known: known.scene_open and known.may_begin, Mode.hold, HoldReason.scene),
     (lambda known: known.resetting, Mode.reset, HoldReason.none),
     (lambda known: known.script, Mode.script, HoldReason.none),
     (lambda known: known.version == 0, Mode.hold, HoldReason.no_version),

@@ -17,8 +17,12 @@ _SETTLE_S = 2.0
 class RestMotion:
     """Straight from where the robot is measured to its rest pose."""
 
-    def __init__(self, spec: RobotSpec, pose: RestPose, state: np.ndarray, clock: Clock) -> None:
-        """`state`: float32[ds], where the robot is. Raises `InvalidDataError` for a pose that is none of its own."""
+    def __init__(
+        self, spec: RobotSpec, pose: RestPose, state: np.ndarray, clock: Clock, speed_limit: float = 1.0
+    ) -> None:
+        """`state`: float32[ds], where the robot is; `speed_limit`: share of its limits to which it is slowed, so it
+        may take longer. Raises `InvalidDataError` for a pose that is none of its own.
+        """
         low, high = spec.action_low(), spec.action_high()
         if pose.action.shape != low.shape or not np.isfinite(pose.action).all() or not pose.speed > 0:
             raise InvalidDataError(f"robot '{spec.embodiment}': its reset gave {pose} as rest pose.")
@@ -31,7 +35,7 @@ class RestMotion:
         self._span = (high - low).astype(float)
         self._step = np.where(absolute, self._span * pose.speed * spec.period_ns / 1e9, 0.0)
         way = np.abs(self._goal - self._at)[absolute] / self._span[absolute]
-        travel_s = float(way.max(initial=0.0)) / pose.speed
+        travel_s = float(way.max(initial=0.0)) / (pose.speed * speed_limit)
         self._due_ns = clock.now_ns() + int((2 * travel_s + _SETTLE_S) * 1e9)
 
     def next_action(self, state: np.ndarray) -> np.ndarray | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from robot_edge.control.command_inbox import CommandInbox
-from robot_edge.control.episode_tracker import EpisodeTracker
+from robot_edge.control.config import EpisodeRules
+from robot_edge.control.episodes.tracker import EpisodeTracker
 from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import Hold, Mode
 from robot_edge.control.rate import Rate
@@ -20,11 +21,15 @@ def edge_status(
     decided: tuple[Mode, Hold],
     inbox: CommandInbox,
     tracker: EpisodeTracker,
+    open_outcome: str,
+    rules: EpisodeRules,
     driver: GuardedRobot,
     rate: Rate,
     takeovers: int,
 ) -> EdgeStatus:
-    """`state`: float32[ds], seen last; `takeovers`: of the scripted operator. What the uplink knows is left open."""
+    """`state`: float32[ds], seen last; `takeovers`: of the scripted operator; `open_outcome`: of the newest episode,
+    while a person may still say otherwise. What the uplink knows is left open.
+    """
     (mode, hold), episode, job = decided, tracker.episode, inbox.job
     return EdgeStatus(
         robot=name,
@@ -49,4 +54,6 @@ def edge_status(
         job_episodes=inbox.finished,
         fault=driver.fault.detail or driver.observation_fault.detail,
         stop=driver.stop_state,
+        by_person=bool(rules.reset_by_person),
+        open_outcome=open_outcome,
     )

@@ -49,6 +49,8 @@ class FlightHeader(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """wall time of this start; filled in by the recorder"""
     file: int = 0
     """0 for the first file of a start, growing; filled in by the recorder"""
+    recipe_config: str = ""
+    """the file that the recipe was made from"""
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ SILENT_S = 3.0
 """an active edge that has said nothing for so long is stale"""
 STARTING_S = 60.0
 """so long may an edge take from its start to its first word"""
-_WAITING = (HoldReason.no_job, HoldReason.no_version, HoldReason.no_action)
+_WAITING = (HoldReason.no_job, HoldReason.scene, HoldReason.no_version, HoldReason.no_action)
 """holds that are no fault: there is nothing to do yet"""
 _NOT_SHOWN = ("robot", "time_ns", "state", "late_p99_s")
 
@@ -57,6 +57,8 @@ def diagnose(phase: str, reason: str, status: EdgeStatus | None, age_s: float, p
         return Diagnosis(WARN, f"{status.stop}; ~/release_estop takes back what was stopped through ROS", values)
     if status.stop.ready:
         return Diagnosis(WARN, f"{status.stop}; ~/start lets it go on", values)
+    if status.stop.speed_limits and status.mode != Mode.hold:
+        return Diagnosis(WARN, f"{status.mode}: {status.stop}", values)
     if status.mode == Mode.hold:
         level = OK if status.reason in _WAITING else WARN
         return Diagnosis(level, f"the robot holds: {status.reason}", values)

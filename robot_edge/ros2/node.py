@@ -31,14 +31,16 @@ from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
+from hal.safety.stop_latch import check_speed_limit
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
 from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.runtime.process_group import EdgeProcesses, uplink_channel
-from wire.errors import FleetError, RobotError
+from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.messages.gateway import EdgeStatus
+from wire.types import EPISODE_COMMANDS, VERDICTS, OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +77,22 @@ def _driven(kind: str, came_true: Callable[[EdgeStatus], bool]) -> Callable[[Ros
     return lambda operator, timeout_s: operator.command(kind, came_true, timeout_s)
 
 
+def _was_heard(kind: OperatorCommandKind, status: EdgeStatus) -> bool:
+    """Whether a word about an episode came true; where nobody waits for it, it was heard."""
+    if not status.by_person or kind == OperatorCommandKind.next:
+        return True
+    if kind == OperatorCommandKind.scene_ready:
+        return status.reason != HoldReason.scene
+    return not status.episode and (kind not in VERDICTS or status.open_outcome in ("", kind))
+
+
 _SERVICES: dict[str, Callable[[Ros2Operator, float], str]] = {
     "estop": Ros2Operator.stop,
     "release_estop": Ros2Operator.release,
     "start": Ros2Operator.start,
     "take_over": _driven("take_over", lambda status: status.mode not in (Mode.policy, Mode.script, Mode.reset)),
     "hand_back": _driven("hand_back", lambda status: status.mode != Mode.human and status.reason not in _BY_PERSON),
+    **{kind.value: _driven(kind, functools.partial(_was_heard, kind)) for kind in sorted(EPISODE_COMMANDS)},
 }
 """service: what it does, within so many seconds; it returns '' or why that did not come true"""
 _OF_STOPS = ("estop", "release_estop", "start")
@@ -105,7 +117,7 @@ class EdgeNode(LifecycleNode):
         self._prepared: NodeSetup | None = None
         self._operator: Ros2Operator | None = None
         self._robot = ""
-        self._give_up_after = 0
+        self._give_up_after, self._speed_limit = 0, 1.0
         self._failing = False
         self._stopped = False
         self._asked_to_end = False
@@ -182,7 +194,7 @@ class EdgeNode(LifecycleNode):
     def _configure(self) -> None:
         given = {name: self.get_parameter(name).value for name in DEFAULTS}
         parameters = read_parameters(given, self.get_namespace())
-        self._robot = parameters.name
+        self._robot, self._speed_limit = parameters.name, parameters.speed_limit
         prepared = self._prepare(parameters, self.get_namespace())
         self._await_robot(prepared.endpoints, parameters.wait_for_robot_s)
         self._prepared, self.phase, self._give_up_after = prepared, "inactive", parameters.give_up_after
@@ -308,10 +320,23 @@ class EdgeNode(LifecycleNode):
 
     def _may_set(self, parameters: list[Any]) -> SetParametersResult:
         ours = [parameter.name for parameter in parameters if parameter.name in DEFAULTS]
+        if ours == ["speed_limit"] and self._operator is not None:
+            problem = self._limit_speed(self._operator, parameters[0].value)
+            return SetParametersResult(successful=not problem, reason=problem)
         if ours and self.phase != "unconfigured":
             reason = f"'{ours[0]}' can be set while the node is unconfigured, not {self.phase}; clean it up first."
             return SetParametersResult(successful=False, reason=reason)
         return SetParametersResult(successful=True)
+
+    def _limit_speed(self, operator: Ros2Operator, share: Any) -> str:
+        """'' or why it is not so."""
+        try:
+            check_speed_limit("parameter 'speed_limit'", share)
+        except (InvalidDataError, TypeError) as error:
+            return str(error)
+        if share > self._speed_limit:
+            return f"the edge was started with speed_limit {self._speed_limit:g}; clean the node up to set it higher."
+        return operator.limit_speed(float(share), _CONFIRM_S)
 
 
 def run_edge_node(prepare: Prepare, arguments: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import Channel
+from wire.types import OperatorCommandKind
 
 WHO = "ros"
 """who stops a robot through its node"""
@@ -91,10 +92,24 @@ class Ros2Operator:
         self.poll()
         if self.stop_state.stops:
             return f"robot '{self.robot}' is {self.stop_state}; release that first."
-        return self.command("start", lambda status: status.stop.free, timeout_s)
+        return self.command("start", lambda status: status.stop.free, timeout_s, (self.stop_state.last,))
+
+    def limit_speed(self, share: float, timeout_s: float) -> str:
+        """Have the robot move at most at `share` of its velocity limits; '' or what went wrong."""
+        return self.command(
+            OperatorCommandKind.speed_limit,
+            lambda status: status.stop.speed_limits.get(WHO, 1.0) == share,
+            timeout_s,
+            action=(share,),
+        )
 
     def command(
-        self, kind: str, came_true: Callable[[EdgeStatus], bool], timeout_s: float, stops: tuple[str, ...] = ("",)
+        self,
+        kind: str,
+        came_true: Callable[[EdgeStatus], bool],
+        timeout_s: float,
+        stops: tuple[str, ...] = ("",),
+        action: tuple[float, ...] = (),
     ) -> str:
         """Send a command, one for each of `stops`, and wait until a newer status shows that it `came_true`; '' then,
         else what went wrong.
@@ -103,7 +118,7 @@ class Ros2Operator:
         before = self.status
         left = list(stops)
         while self._now_s() < deadline_s:
-            while left and self._send(OperatorCommand(self.robot, kind, operator=WHO, stop=left[0])):
+            while left and self._send(self._stamped(kind, left[0], action)):
                 left.pop(0)
             sent = not left
             self.poll()
@@ -119,6 +134,11 @@ class Ros2Operator:
             if not self._closed:
                 self._closed = True
                 self._channel.close()
+
+    def _stamped(self, kind: str, stop: str, action: tuple[float, ...] = ()) -> OperatorCommand:
+        """On one computer with the robot: their clocks are one."""
+        now_ns = time.monotonic_ns()
+        return OperatorCommand(self.robot, kind, action, now_ns, WHO, stop, now_ns, now_ns)
 
     def _send(self, command: OperatorCommand) -> bool:
         with self._lock:

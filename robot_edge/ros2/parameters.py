@@ -27,6 +27,20 @@ class EdgeParameters:
     keys: Annotated[str, "directory with this robot's key and the gateway's public key; default: DATA/keys"] = ""
     data: Annotated[str, "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE"] = ""
     site: Annotated[str, "where the robot stands"] = ""
+    stop_keys: Annotated[
+        str, "pedals or keys that stop the robot, DEVICE[:KEY], as `vla-fleet edge --stop-key`; several with commas"
+    ] = ""
+    stop_lines: Annotated[
+        str, "GPIO lines that stop it, CHIP:LINE[:active-low], as `vla-fleet edge --stop-line`; several with commas"
+    ] = ""
+    command_keys: Annotated[
+        str, "keys that command it, DEVICE:KEY=COMMAND, as `vla-fleet edge --key`; several with commas"
+    ] = ""
+    speed_limit: Annotated[
+        float, "share of its velocity limits at which it moves at most; may be set, no higher, while the node is active"
+    ] = 1.0
+    cpu_control: Annotated[int, "the only core that control runs on; -1: any but the first"] = -1
+    cpu_driver: Annotated[int, "the only core that the robot's driver runs on; -1: any but the first"] = -1
     operator: Annotated[bool, "whether the scripted operator corrects, for simulated robots that have one"] = False
     strategy: Annotated[str, "how actions that come late are dealt with, as `vla-fleet edge --strategy`"] = ""
     delay: Annotated[str, "inject latency in control ticks: 4, random:2-8 or burst:2,12,0.05"] = ""
@@ -35,9 +49,16 @@ class EdgeParameters:
         str, "address of a think server that runs the slow path, tcp://HOST:PORT; default: this computer"
     ] = ""
     robot: Annotated[str, "another driver for the recipe's robot, such as ros2"] = ""
-    robot_config: Annotated[str, "that driver's configuration: a JSON file, or JSON"] = ""
+    robot_config: Annotated[
+        str, "that driver's configuration, with `safety` its limits: JSON, or a JSON or TOML file"
+    ] = ""
     policy: Annotated[str, "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`"] = ""
     policy_config: Annotated[str, "that policy's configuration: a JSON file, or JSON"] = ""
+    reset_by: Annotated[
+        str, "who resets the scene and says how episodes ended: person or robot; default: a person, if it is real"
+    ] = ""
+    reset_time_s: Annotated[float, "seconds for the scene, then the next episode begins; 0: when it is told to"] = 0.0
+    episode_time_s: Annotated[float, "seconds an episode may last, whoever drives"] = 0.0
     wait_for_robot_s: Annotated[float, "how long configure waits for the topics of a ROS 2 robot, in seconds"] = 10.0
     give_up_after: Annotated[
         int, "deaths in a row of one edge process after which the node goes to its error state; 0: never"
@@ -97,7 +118,8 @@ def usage(program: str) -> str:
             *lines,
             "",
             "services: ~/change_state and the other lifecycle services; std_srvs/Trigger: ~/estop, ~/release_estop,",
-            "  ~/take_over, ~/hand_back",
+            "  ~/start, ~/take_over, ~/hand_back, ~/success, ~/failure, ~/end, ~/discard, ~/rerecord, ~/scene_ready,",
+            "  ~/next",
             "topics: /diagnostics (diagnostic_msgs/DiagnosticArray), ~/transition_event",
         ]
     )

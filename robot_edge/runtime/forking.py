@@ -331,7 +331,13 @@ def _arrange_files(output: int, parent: int) -> None:
 
 
 def rename(command: list[str]) -> None:
-    """Have `ps` and /proc show `command`, as far as there is room: the bytes of this process's own command line."""
+    """Have `ps` and /proc show `command`, as far as there is room: the bytes of this process's own command line.
+
+    There is always room, as the name of the program, for the word that says what part it is.
+    """
+    words = [word for word in command[3:] if word != "edge-part"]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(words[0] if words else command[-1])
     argv = b"\0".join(os.fsencode(word) for word in command) + b"\0"
     try:
         libc = ctypes.CDLL(None)

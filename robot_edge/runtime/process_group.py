@@ -7,7 +7,6 @@ come back while the others go on; control and uplink share nothing but messages.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import time
@@ -17,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from hal.driver_host.priority import real_time
+from hal.driver_host.real_time import GarbageCollector, become_real_time
 from hal.driver_host.watchdog import CallDeadline
 from hal.interfaces.robot import ROBOT
 from robot_edge.control.loop import ControlLoop
@@ -50,7 +49,8 @@ DRAIN_S = 15.0
 
 
 def uplink_channel(directory: Path, peer: str, *, uplink: bool = False) -> SharedChannel:
-    """The end of `peer`, which is "inference" or a local "operator", of its connection to the uplink; or the uplink's.
+    """The end of `peer` of its connection to the uplink, or the uplink's: `peer` is "inference", a local "operator" or
+    the "keys" that the host watches.
 
     An end that comes later replaces the one that is there.
     """
@@ -99,18 +99,18 @@ def run_control(
     tasks: tuple[str, ...],
     flight: FlightRecorder | None = None,
     site: str = "",
+    cpu: int | None = None,
 ) -> None:
     """The control process: tick until asked to stop; the first tick connects the robot. `flight` records each tick.
 
-    `site`: where the robot stands.
+    `site`: where the robot stands; `cpu`: the only core control runs on.
     """
     shutdown = ShutdownSignal()
     loop.driver.start_disconnected()
     hello = control_hello(loop, tasks, site)
-    # Imports leave so many objects behind that one full collection takes longer than a tick; they will not go away.
-    gc.collect()
-    gc.freeze()
-    real_time()
+    garbage = GarbageCollector()
+    garbage.start()
+    become_real_time(cpu)
     next_hello = 0.0
     # The connection to the process of the driver may block.
     bound = CallDeadline(2 * (loop.config.driver.reset_s + loop.config.driver.stuck_s))
@@ -125,8 +125,10 @@ def run_control(
             else:
                 flight.tick(loop)
             bound.renew()
+            garbage.poll((loop.rate.next_ns - time.monotonic_ns()) / 1e9)
     finally:
         bound.cancel()
+        garbage.stop()
         loop.close()
         uplink.send(Stop())
 
@@ -151,10 +153,11 @@ def run_latent_worker(worker: LatentWorker, channel: SharedChannel) -> None:
         worker.poll()
 
 
-def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel) -> None:
+def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | int) -> None:
     """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
 
-    `local`: its channels to other processes of this computer but control; a message on any of them wakes it.
+    `local`: its channels to other processes of this computer but control, or what can be read when they have
+    something; a message on any of them wakes it.
     """
     shutdown = ShutdownSignal()
     while not shutdown.requested:

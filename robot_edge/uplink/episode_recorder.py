@@ -8,7 +8,7 @@ from robot_edge.uplink.segments import SegmentBuilder, Spool
 from wire.clock import Clock
 from wire.errors import StorageError
 from wire.messages.gateway import Nack, Segment
-from wire.messages.local import EpisodeEnded, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
 from wire.types import EpisodeOutcome
 
@@ -48,7 +48,7 @@ class EpisodeRecorder:
         """Segments that the disk has not taken yet."""
         return len(self._unspooled)
 
-    def handle_message(self, message: EpisodeStarted | StepRecorded | EpisodeEnded) -> None:
+    def handle_message(self, message: EpisodeStarted | StepRecorded | EpisodeEnded | EpisodeJudged) -> None:
         match message:
             case EpisodeStarted(episode=episode):
                 self.break_off()
@@ -60,6 +60,12 @@ class EpisodeRecorder:
                 self._step_ns = self._clock.now_ns()
                 if (segment := self._builder.step(step, chunk, outcome)) is not None:
                     self._put(segment, self._builder.broken_off())
+            case EpisodeEnded(outcome=outcome, ended_ns=ended_ns, terminal=terminal, awaits_verdict=True):
+                self._builder.await_verdict(outcome, ended_ns, terminal)
+            case EpisodeJudged(outcome=outcome, final=final):
+                self._builder.judge(outcome)
+                if final:
+                    self.break_off()
             case EpisodeEnded(outcome=outcome, ended_ns=ended_ns, terminal=terminal):
                 self._put(self._builder.end(outcome, ended_ns, terminal))
                 self._builder = None
@@ -71,7 +77,7 @@ class EpisodeRecorder:
         return self._builder.frame(message.camera, message.frame.time_ns, message.frame.image)
 
     def break_off(self) -> None:
-        """Nothing more comes of the running episode, if there is one."""
+        """Nothing more comes of the running episode, if there is one: aborted, unless it is known how it ended."""
         if self._builder is not None:
             self._put(self._builder.end(EpisodeOutcome.aborted, self._clock.now_ns()))
             self._builder = None
@@ -82,7 +88,8 @@ class EpisodeRecorder:
 
     def poll(self) -> None:
         """Write what is not yet durable; end an episode that goes on no more; say of which steps are missing."""
-        if self._builder is not None and self._clock.now_ns() - self._step_ns > _BROKEN_OFF_S * 1e9:
+        running = self._builder is not None and not self._builder.awaits_verdict
+        if running and self._clock.now_ns() - self._step_ns > _BROKEN_OFF_S * 1e9:
             log.warning("robot '%s': no step for %g s; the episode is aborted.", self._name, _BROKEN_OFF_S)
             self.break_off()
         self._spool_waiting()

@@ -43,6 +43,7 @@ class SegmentBuilder:
         self._chunks: list[RecordedChunk] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
         self._outcome = ""
+        self._ended: tuple[int, TerminalObservation | None] | None = None
 
     def frame(self, camera: str, time_ns: int, image: np.ndarray) -> bytes:
         """A frame that the next steps refer to; given once. The JPEG that is kept of it."""
@@ -63,18 +64,33 @@ class SegmentBuilder:
         self._outcome = outcome
         return segment
 
+    @property
+    def awaits_verdict(self) -> bool:
+        """Whether all of it is there, and somebody may still say how it ended."""
+        return self._ended is not None
+
+    def await_verdict(self, outcome: str, ended_ns: int, terminal: TerminalObservation | None) -> None:
+        """It has ended, as `outcome` unless somebody says otherwise."""
+        self._outcome, self._ended = outcome, (ended_ns, terminal)
+
+    def judge(self, outcome: str) -> None:
+        """Somebody has said how it ended."""
+        self._outcome = outcome
+
     def end(self, outcome: str, now_ns: int, terminal: TerminalObservation | None = None) -> Segment | None:
         """The last segment, or None for an episode without a step.
 
-        Its last step says whether the episode was terminated or truncated, also when nobody knew at that step.
+        Its last step says whether the episode was terminated or truncated, also when nobody knew at that step: a
+        success that a person saw afterwards is terminated.
         """
         if not self._steps:
             return None
         last = self._steps[-1]
-        # Should control have died when all but the terminal observation was there.
+        # Should control have died when all but the terminal observation, or a person's last word, was there.
         outcome = self._outcome or outcome
-        if not (last.terminated or last.truncated):
-            over = outcome == EpisodeOutcome.success
+        now_ns, terminal = self._ended or (now_ns, terminal)
+        over = outcome == EpisodeOutcome.success
+        if not last.terminated and (over or not last.truncated):
             self._steps[-1] = msgspec.structs.replace(last, terminated=over, truncated=not over)
         return self._cut(outcome, True, now_ns, None, terminal)
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
-from robot_edge.uplink.gateway_clock import GatewayClock
 from robot_edge.uplink.segments import Spool, encode_jpeg
 from robot_edge.uplink.sticky_commands import StickyCommands
-from robot_edge.uplink.stop_orders import StopOrders
+from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.errors import StorageError
@@ -43,6 +42,7 @@ from wire.messages.gateway import (
 )
 from wire.messages.local import (
     EpisodeEnded,
+    EpisodeJudged,
     EpisodeStarted,
     FrameRecorded,
     LoadWeights,
@@ -50,6 +50,7 @@ from wire.messages.local import (
     StepRecorded,
 )
 from wire.transport.channel import Channel
+from wire.transport.gateway_clock import GatewayClock
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Uplink:
         inference: Channel,
         clock: Clock,
         segment_steps: int = 80,
-        stops: StopOrders | None = None,
+        stops: StopLink | None = None,
     ) -> None:
         """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
         told of stops. Raises `StorageError`."""
@@ -91,6 +92,8 @@ class Uplink:
         self.rejection = ""
         self.operator: Channel | None = None
         """to a process beside the robot that sees each status and event, and may command it without a gateway"""
+        self.keys: Channel | None = None
+        """from keys beside the robot, which command it likewise and see nothing"""
         self._recorder = EpisodeRecorder(name, self.spool, control, clock, segment_steps)
         self._gateway = gateway
         self._control = control
@@ -127,12 +130,14 @@ class Uplink:
             (self._inference, self._from_inference),
             (self._gateway, self._from_gateway),
             (self.operator, self._from_operator),
+            (self.keys, self._from_operator),
         ):
             if channel is not None:
                 for message in itertools.islice(iter(channel.recv, None), _AT_ONCE):
                     handle(message)
         if self._stops is not None:
-            self._stops.poll()
+            for detail in self._stops.pop_refused():
+                self._keep_event(EdgeEvent(self.name, self._clock.now_ns(), "refused", detail))
         self._recorder.poll()
         self._send_segments()
         self._send_events()
@@ -162,7 +167,7 @@ class Uplink:
 
     def _from_control(self, message: Message) -> None:
         match message:
-            case StepRecorded() | EpisodeStarted() | EpisodeEnded():
+            case StepRecorded() | EpisodeStarted() | EpisodeEnded() | EpisodeJudged():
                 self._recorder.handle_message(message)
             case FrameRecorded():
                 self._frame(message)
@@ -179,7 +184,7 @@ class Uplink:
                     # Whoever recorded the running episode is gone.
                     self._recorder.break_off()
                 self._control_pid = message.pid
-                for waiting in (*self._commands.current(), self._job, self._activated):
+                for waiting in (self._commands.state(), self._job, self._activated):
                     if waiting is not None:
                         self._control.send(waiting)
                 # Also when nothing is wrong: an earlier uplink may have said that something was.
@@ -290,10 +295,12 @@ class Uplink:
                 self._control.send(message)
             case OperatorCommand():
                 at_ns = self._gateway_clock.ours(message.captured_ns) if message.captured_ns else 0
-                self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns))
+                self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns, beside=False))
             case HelloAck():
-                self._gateway_clock.measure(message)
+                self._gateway_clock.measure(message, self._clock.now_ns())
                 self._watch(message.watched)
+                if self._stops is not None:
+                    self._stops.follow(message.stop_port)
                 if not self._accepted:
                     self._accepted = True
                     self.rejection = ""
@@ -313,7 +320,7 @@ class Uplink:
 
     def _from_operator(self, message: Message) -> None:
         if isinstance(message, OperatorCommand) and message.robot == self.name:
-            self._pass_on(message)
+            self._pass_on(msgspec.structs.replace(message, beside=True))
         else:
             log.warning("robot '%s': its local operator sent what is not for it: %r", self.name, message)
 

@@ -1,28 +1,27 @@
-"""Who drives a robot, kept for a control process that is started again."""
+"""Who drives a robot and what was passed on of them, kept for a control process that is started again."""
 
 from __future__ import annotations
 
+from robot_edge.operators.lease_fence import LeaseFence
 from wire.messages.gateway import OperatorCommand
+from wire.messages.local import OperatorState
+from wire.types import EPISODE_COMMANDS, OperatorCommandKind
 
 
 class StickyCommands:
-    """What a person said last of driving; a stop is kept by the robot's host."""
+    """Follows people's messages by the rules that control follows them by, but for how late they are; a stop is kept by
+    the robot's host.
+    """
 
     def __init__(self) -> None:
-        self._taken_over: OperatorCommand | None = None
-        self._unlinked: OperatorCommand | None = None
+        self._fence = LeaseFence()
+        self._linked = True
 
     def remember(self, command: OperatorCommand) -> None:
-        match command.kind:
-            case "take_over":
-                self._taken_over, self._unlinked = command, None
-            case "hand_back":
-                self._taken_over = self._unlinked = None
-            case "drop_link" if self._taken_over is not None:
-                self._unlinked = command
-            case "command":
-                self._unlinked = None
+        """It is passed on to control."""
+        if command.kind not in EPISODE_COMMANDS and not self._fence.admit(command):
+            self._linked = command.kind != OperatorCommandKind.drop_link
 
-    def current(self) -> list[OperatorCommand]:
-        """What holds now, in the order it must be told: that a driver vanished after who it was."""
-        return [command for command in (self._taken_over, self._unlinked) if command is not None]
+    def state(self) -> OperatorState:
+        """What holds now."""
+        return self._fence.state(self._linked)

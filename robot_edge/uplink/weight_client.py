@@ -34,7 +34,9 @@ class WeightClient:
         self._clock = clock
         self._keep = keep
         self._wanted: PolicyVersion | None = None
-        self._parts = bytearray()
+        # A gigabyte in one piece would hold up this process's other threads whenever it is copied or given back.
+        self._parts: list[bytes] = []
+        self._size, self._sha256 = 0, hashlib.sha256()
         self._asked_ns = 0
         self.ready: tuple[PolicyVersion, Path] | None = None
         with storage_errors("preparing the weight cache", directory):
@@ -52,31 +54,32 @@ class WeightClient:
             self._wanted = None
             return False
         path = self._path(version)
-        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == version.sha256:
+        if path.exists() and _sha256(path) == version.sha256:
             self._wanted, self.ready = None, (version, path)
             return True
-        self._wanted, self._parts = version, bytearray()
-        self._request_part()
+        self._wanted = version
+        self._begin()
         return False
 
     def add_part(self, part: WeightBytes) -> bool:
         """Take in a part; True when a version has just become ready."""
         wanted = self._wanted
-        if wanted is None or part.number != wanted.number or part.offset != len(self._parts):
+        if wanted is None or part.number != wanted.number or part.offset != self._size:
             return False
-        self._parts += part.data
-        if len(self._parts) < wanted.size_bytes and part.data:
+        self._parts.append(part.data)
+        self._size += len(part.data)
+        self._sha256.update(part.data)
+        if self._size < wanted.size_bytes and part.data:
             self._request_part()
             return False
-        data, self._parts = bytes(self._parts), bytearray()
-        if hashlib.sha256(data).hexdigest() != wanted.sha256:
+        if self._sha256.hexdigest() != wanted.sha256:
             log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
-            self._request_part()
+            self._begin()
             return False
         path = self._path(wanted)
         try:
             temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(data)
+            self._write(temporary)
             temporary.rename(path)
             others = [file for file in self._directory.glob("*.safetensors") if file != path]
             for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
@@ -94,13 +97,30 @@ class WeightClient:
         if self._wanted is not None and self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
             self._request_part()
 
+    def _begin(self) -> None:
+        """Fetch it from its first byte on."""
+        self._parts, self._size, self._sha256 = [], 0, hashlib.sha256()
+        self._request_part()
+
+    def _write(self, path: Path) -> None:
+        parts, self._parts = self._parts, []
+        parts.reverse()
+        with path.open("wb") as file:
+            while parts:
+                file.write(parts.pop())
+
     def _request_part(self) -> None:
         assert self._wanted is not None
         self._asked_ns = self._clock.now_ns()
-        self._channel.send(FetchWeights(self._wanted.number, len(self._parts), _PART))
+        self._channel.send(FetchWeights(self._wanted.number, self._size, _PART))
 
     def _path(self, version: PolicyVersion) -> Path:
         return self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class WeightSubscriber:

@@ -16,6 +16,7 @@ from benchmarks.main_job import __main__ as main_job
 from benchmarks.main_job import run as main_job_run
 from benchmarks.main_job.__main__ import MainJobOptions
 
+ROOT = Path(__file__).resolve().parents[2]
 WANTED = MainJobOptions("pixels", 10.0, 3, 4.0)
 
 
@@ -99,6 +100,27 @@ def test_one_row_is_kept_for_each_commit(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_a_process_is_of_the_kind_its_command_says(command: str, kind: str) -> None:
     assert kind_of(command) == kind
+
+
+@pytest.mark.parametrize(("part", "kind"), [("robot", "driver"), ("inference", "inference"), ("uplink", "uplink")])
+def test_a_fork_whose_command_line_was_cut_is_of_its_own_kind(part: str, kind: str) -> None:
+    code = (
+        "import sys\nfrom robot_edge.runtime.forking import rename\n"
+        f"rename([sys.executable, '-m', 'fleet.cli', 'edge-part', {part!r}, '--name', 'r'])\n"
+        "while sum(i * i for i in range(1000)) and __import__('time').process_time() < 0.2: pass\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    tree = ProcessTree(process.pid)
+    tree.look()
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+    assert list(tree.cpu_seconds()) == [kind]
+    assert kind_of("/x/bin/python -m fleet.cli edge --name r edge-pa", part) == kind
 
 
 def test_what_a_process_used_still_counts_when_it_has_ended() -> None:

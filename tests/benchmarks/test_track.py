@@ -13,6 +13,7 @@ from benchmarks.async_delay.track import (
     RADIUS_M,
     SETTLE_TICKS,
     TRACK,
+    TURN_TICKS,
     TrackOperator,
     TrackRobot,
     track_motion,
@@ -98,6 +99,36 @@ def test_the_operator_stays_on_the_goal_and_who_stands_still_does_not(robot: Tra
         stood.append(track_score([robot.write(np.zeros(4, np.float32)).reward for _ in range(EPISODE_TICKS)]))
     assert min(scores) == 1.0
     assert max(stood) < 0.2
+
+
+def test_a_goal_that_turns_round_is_foreseen_by_nobody() -> None:
+    robot = TrackRobot(turning=True)
+    robot.connect()
+    try:
+        operator, still = TrackOperator(robot), np.zeros(4, np.float32)
+        ways, aims = [], []
+        robot.reset(TRACK, 4)
+        for _ in range(400):
+            seen = robot.privileged()
+            (x, y), (vx, vy) = seen[4:6], seen[7:9]
+            ways.append(float(np.sign(x * vy - (y - 0.7) * vx)))
+            # where the operator aims lies on the side the goal goes to
+            aims.append(float(np.sign((seen[10:12] - seen[4:6]) @ seen[7:9])))
+            robot.write(still)
+        turns = np.flatnonzero(np.diff(ways)) + 1
+        assert set(aims) == {1.0}
+        assert len(turns) > 4 and len(set(np.diff(turns))) > 1
+        assert all(TURN_TICKS[0] <= ticks <= TURN_TICKS[1] for ticks in np.diff([0, *turns]))
+        robot.reset(TRACK, 4)
+        rewards = []
+        for _ in range(EPISODE_TICKS):
+            action = operator.propose(robot.read())
+            assert action is not None
+            rewards.append(robot.write(action).reward)
+        # it comes too late at each turn, and is on the goal again soon
+        assert 0.6 < track_score(rewards) < 1.0
+    finally:
+        robot.close()
 
 
 def test_what_is_too_short_to_settle_scores_nothing() -> None:

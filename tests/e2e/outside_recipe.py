@@ -10,7 +10,7 @@ import numpy as np
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from robot_edge.control.config import LoopConfig
 from wire.errors import WeightsError
 from wire.types import ActionChunk, CommandType, Dimension, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
@@ -62,7 +62,6 @@ def recipe(seed: int = 0) -> Recipe:
     config = Ros2Config(SPEC, tasks={"sway": "sway"}, reset=True, stop=True)
     return Recipe(
         name="outside",
-        summary="an arm that sways",
         tasks=("sway",),
         instructions={"sway": "sway"},
         robot="ros2",

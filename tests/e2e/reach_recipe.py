@@ -51,7 +51,6 @@ def reach(seed: int = 0) -> Recipe:
     """No policy of its own: it is run with --policy."""
     return Recipe(
         name="reach",
-        summary="go to a mark on the left or on the right",
         tasks=TASKS,
         instructions={task: FAKE_INSTRUCTIONS[task] for task in TASKS},
         robot="table",

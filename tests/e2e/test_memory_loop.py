@@ -13,6 +13,7 @@ from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from fleet.tools.report import RunCounters, make_report
+from tests.people import Person
 from wire.messages.gateway import ACTORS, OperatorCommand
 
 pytestmark = pytest.mark.slow
@@ -94,16 +95,17 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
 def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: InProcessFleet) -> None:
     fleet.turn(300)
     robot = fleet.robots[0]
-    fleet.view.submit_command(OperatorCommand("robot-0", "take_over"))
+    person = Person(robot.loop._clock, operator="web")
+    fleet.view.submit_command(person("take_over"))
     fleet.turn(5, 0)
     assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator presses no key")
-    fleet.view.submit_command(OperatorCommand("robot-0", "command", (0.5, 0.0, 0.0, 0.0)))
+    fleet.view.submit_command(person("command", 0.5, 0.0, 0.0, 0.0))
     fleet.turn(3, 0)
     assert robot.loop.mode == "human"
-    fleet.view.submit_command(OperatorCommand("robot-0", "drop_link"))
+    fleet.view.submit_command(person("drop_link"))
     fleet.turn(3, 0)
     assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "the operator's link is lost")
-    fleet.view.submit_command(OperatorCommand("robot-0", "hand_back"))
+    fleet.view.submit_command(person("hand_back"))
     _goes_on(fleet)
     fleet.view.submit_command(OperatorCommand("robot-0", "estop", operator="web-1", stop="web-1-a"))
     fleet.turn(3, 0)
@@ -115,7 +117,7 @@ def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet
     fleet.view.submit_command(OperatorCommand("robot-0", "release_estop", operator="web-1", stop="web-1-a"))
     fleet.turn(40, 0)
     assert (robot.loop.mode, robot.loop.hold.reason) == ("hold", "it was stopped: somebody has to start it")
-    fleet.view.submit_command(OperatorCommand("robot-0", "start", operator="web-1"))
+    fleet.view.submit_command(person("start", operator="web-1"))
     _goes_on(fleet)
     fleet.drain()
     ledger, store = fleet.data.buffer.open_reader()

@@ -83,14 +83,14 @@ def until(what: str, holds: Callable[[], object], said: Callable[[], str] = str,
         time.sleep(0.05)
 
 
-def human_rows(data: DataDirectory) -> np.ndarray:
+def human_rows(data: DataDirectory, actions: int = 4) -> np.ndarray:
     """float32[n, da]: what people made robots execute, as it is stored."""
     ledger, store = data.buffer.open_reader()
     rows = [row.row for row in ledger.segments_after(0) if row.source == "online"]
     segments = store.read(rows).segments.values() if rows else ()
     found = [s.executed[s.actor == ACTORS.index("human")] for s in segments]
     ledger.close()
-    return np.concatenate(found) if found else np.zeros((0, 4), np.float32)
+    return np.concatenate(found) if found else np.zeros((0, actions), np.float32)
 
 
 # --- teleoperation ----------------------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ class JobState(msgspec.Struct, frozen=True):
     episodes: int = 0
     """finished"""
     successes: int = 0
+    unjudged: int = 0
+    """of the finished ones: neither successes nor failures"""
     note: str = ""
     """why it waits, '' while it runs"""
 

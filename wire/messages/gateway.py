@@ -89,7 +89,7 @@ class Segment(Message, frozen=True, eq=False):
     last: bool
     """whether the episode ends with it"""
     outcome: str
-    """'' until the last segment, then success, failure or aborted"""
+    """'' until the last segment, then an `EpisodeOutcome`"""
     closed_ns: int
     """when its last step had been recorded"""
     times_ns: np.ndarray
@@ -171,6 +171,10 @@ class EdgeStatus(Message, frozen=True, eq=False):
     """what a person should know beyond `reason`"""
     stop: StopState = StopState()
     """who stops it"""
+    by_person: bool = False
+    """a person resets its scene and says how its episodes ended"""
+    open_outcome: str = ""
+    """how its newest episode ended, while a person may still say otherwise; '' afterwards"""
 
 
 class Preview(Message, frozen=True, eq=False):
@@ -213,6 +217,8 @@ class HelloAck(Message, frozen=True, eq=False):
     """`sent_ns` of the message this answers"""
     watched: bool = False
     """somebody looks at the operator page: pictures for people are worth drawing and sending"""
+    stop_port: int = 0
+    """where stops are heard and sent, on the gateway's host; 0: not apart from everything else"""
 
 
 class Rejection(Message, frozen=True, eq=False):
@@ -273,20 +279,45 @@ class WeightBytes(Message, frozen=True, eq=False):
     data: bytes
 
 
+START_FRESH_S = 1.0
+"""a start, or a word about an episode, that is older would move a robot, or judge it, at a moment that nobody chose"""
+COMMAND_FRESH_S = 0.25
+"""a command that is older is a released key or a lost link: the robot holds"""
+LAST_SEQUENCE = 2**63 - 1
+"""of what ends a lease for good: nothing of that lease comes after it"""
+
+
 class OperatorCommand(Message, frozen=True, eq=False):
-    """What a person at the page or at a device wants of one robot."""
+    """What a person at the page, at a device or beside the robot wants of it, and whose hands it is from.
+
+    Whoever drives does so by a lease. The robot takes commands of the lease and operator that have taken it over, each
+    once and only while they are fresh (`robot_edge.operators.lease_fence`). Stops need no lease.
+    """
 
     robot: str
     kind: str
     """an `OperatorCommandKind`"""
     action: tuple[float, ...] = ()
-    """with `command`: the action to hold until the next command, within the spec's limits"""
+    """with `command`: the action to hold until the next command, within the spec's limits, none when nothing is
+    pressed; with `speed_limit`: a share"""
     sequence: int = 0
+    """grows with every message of a lease; `drop_link`, which only ever stops, needs none"""
     operator: str = "web"
     stop: str = ""
-    """with `estop` and `release_estop`: which stop, by an id that nobody gives twice"""
+    """with `estop` and `release_estop`: which stop, by an id that nobody gives twice; with `start`: the newest one"""
     captured_ns: int = 0
-    """with `command`: when the person did it, by the clock of whoever receives this; 0: just now"""
+    """with `command`, `start` and words about episodes: when the person did it, by the clock of whoever receives this,
+    never later than it was; 0: nobody knows, which is refused"""
+    lease: int = 0
+    """number of the lease that it is from; beside the robot: a time, by which whoever took over last has it"""
+    beside: bool = False
+    """it was given beside the robot; the uplink says so, whatever the sender did"""
+
+
+class StopShown(Message, frozen=True, eq=False):
+    """To the gateway, where stops are heard: what a robot's host answered to an order."""
+
+    stop: StopState
 
 
 class Stop(Message, frozen=True, eq=False):

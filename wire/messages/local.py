@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from wire.messages import Message
-from wire.messages.gateway import RecordedChunk, TerminalObservation
+from wire.messages.gateway import OperatorCommand, RecordedChunk, TerminalObservation
 from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
 
@@ -87,6 +87,19 @@ class RequestPreviews(Message, frozen=True, eq=False):
     wanted: bool
 
 
+class OperatorState(Message, frozen=True, eq=False):
+    """The uplink tells a control process that was started again who drives, and which messages it has passed on."""
+
+    taken_over: OperatorCommand | None
+    """the takeover that stands"""
+    linked: bool
+    """whoever it is has not vanished since"""
+    seen: tuple[int, int]
+    """newest lease of the gateway and newest sequence number of that lease"""
+    seen_beside: tuple[int, int]
+    """the same of operators beside the robot"""
+
+
 class EpisodeStarted(Message, frozen=True, eq=False):
     episode: Episode
 
@@ -113,6 +126,16 @@ class EpisodeEnded(Message, frozen=True, eq=False):
     outcome: str
     ended_ns: int
     terminal: TerminalObservation | None = None
+    awaits_verdict: bool = False
+    """it stays open: a person may say otherwise until an `EpisodeJudged` that is final, or the next episode"""
+
+
+class EpisodeJudged(Message, frozen=True, eq=False):
+    """How an episode ended that was left open, as far as is known now."""
+
+    episode_id: str
+    outcome: str
+    final: bool
 
 
 class EpisodeLost(Message, frozen=True, eq=False):

@@ -80,6 +80,10 @@ class MemoryPairEnd:
     def recv(self) -> Message | None:
         return decode(self._inbox.popleft()) if self._inbox else None
 
+    def discard(self) -> None:
+        """What has come is dropped unread."""
+        self._inbox.clear()
+
     def close(self) -> None:
         self._outbox.clear()
 

@@ -48,7 +48,8 @@ _ALIVE_S = 0.05
 
 
 class SharedChannel:
-    """One end of a connection; `bind` tells the two ends apart. Keeps the `Channel` protocol; one thread per end.
+    """One end of a connection; `bind` tells the two ends apart. Keeps the `Channel` protocol; of each end one
+    thread sends and one receives.
 
     A message sent in the very moment in which the other end starts may be lost, as one sent just before it is.
     """

@@ -77,11 +77,18 @@ class ZmqServer:
     """
 
     def __init__(
-        self, endpoint: str, keys: Path, name: str = GATEWAY, queue: int = 1000, *, apart: bool = False
+        self,
+        endpoint: str,
+        keys: Path,
+        name: str = GATEWAY,
+        queue: int = 1000,
+        *,
+        apart: bool = False,
+        option: str = "--port",
     ) -> None:
         """Bind `endpoint` ("tcp://127.0.0.1:5599"; port `*` picks a free one, see `endpoint`) with the key of `name`.
 
-        Raises `ConfigError` when the port is in use.
+        Raises `ConfigError`, which names the `option`, when the port is in use.
         """
         pair = load_pair(keys, name)
         self._keys = keys
@@ -106,7 +113,7 @@ class ZmqServer:
             self.close()
             raise ConfigError(
                 f"the gateway cannot listen on {endpoint}: {error.strerror}. "
-                "Stop the program that uses the port or choose another with --port."
+                f"Stop the program that uses the port or choose another with {option}."
             ) from error
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -321,8 +328,10 @@ def _make_socket(
     return socket
 
 
-def wait_any(channels: Sequence[ZmqServer | ZmqClient | SharedChannel], timeout_s: float) -> None:
-    """Return when one of `channels` has something to read or to do, or after `timeout_s`."""
-    sockets: list[zmq.Socket[bytes] | int] = [channel.socket for channel in channels]
+def wait_any(channels: Sequence[ZmqServer | ZmqClient | SharedChannel | int], timeout_s: float) -> None:
+    """Return when one of `channels`, or of file descriptors, has something to read or to do, or after `timeout_s`."""
+    sockets: list[zmq.Socket[bytes] | int] = [
+        channel if isinstance(channel, int) else channel.socket for channel in channels
+    ]
     sockets += [channel._authenticator.socket for channel in channels if isinstance(channel, ZmqServer)]
     zmq.zmq_poll([(socket, zmq.POLLIN) for socket in sockets], round(1e3 * timeout_s))

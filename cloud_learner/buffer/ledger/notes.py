@@ -17,7 +17,8 @@ from cloud_learner.buffer.ledger.segments import chunks
 from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, row_of, rows_of
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
-from wire.types import MAX_NAME, RobotSpec
+from wire.spec_checks import MAX_NAME
+from wire.types import RobotSpec
 
 _robots, _offsets, _labels, _e, _s = (
     tables.robots.c,

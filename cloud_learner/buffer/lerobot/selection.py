@@ -21,8 +21,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("online", "demonstration")
-    outcomes: tuple[str, ...] = OUTCOMES
-    """success, failure, aborted, unfinished"""
+    outcomes: tuple[str, ...] = tuple(outcome for outcome in OUTCOMES if outcome != "discarded")
+    """`EpisodeOutcome`s, or unfinished"""
     actors: tuple[str, ...] = ()
     """keep only the steps that these chose; each run of them becomes an episode of its own"""
     newest: int = 0

@@ -170,7 +170,7 @@ class ReplayDataset:
     def examples(self, steps: int = 100_000) -> NormalizationData:
         """States and chunks to fit a normalisation to: `normalization.read_examples`, whose errors it raises."""
         startable = self._planner.startable(np.arange(len(self.universe)))
-        startable[self.universe.gone] = 0
+        startable[self.universe.left_out] = 0
         return read_examples(self.universe.row, startable, self._store.read, self._layout, self.config.horizon, steps)
 
     # --- batches --------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ class EligibleSteps:
         self.content = 0
         """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
         self._by_version = any(factor.by_version for factor in target.factors)
-        self._by_outcome = any(factor.by_outcome for factor in target.factors)
         self._label = Growing(np.float32)
         """of the segments known, the labels that their weights were taken with; empty if the target goes by none"""
         self._weight = Growing(np.float64)
@@ -80,10 +79,10 @@ class EligibleSteps:
         self._weight.append(np.zeros(runs - known))
         self._positive.append(np.zeros(runs - known, bool))
         may_differ = [runs_came, index.runs_of(np.sort(left))]
-        if self._by_outcome:
-            ends = np.concatenate([came, left])
-            of_ended = index.members(np.unique(index.episode[ends[index.last[ends]]]))
-            may_differ.append(index.runs_of(of_ended[of_ended < before]))
+        # what a person discarded is drawn no more, whatever the target says of outcomes
+        ends = np.concatenate([came, left])
+        of_ended = index.members(np.unique(index.episode[ends[index.last[ends]]]))
+        may_differ.append(index.runs_of(of_ended[of_ended < before]))
         if self._by_version:
             may_differ += self._moved(earlier) if newest_version != earlier else []
             self._note_kinds(runs_came)

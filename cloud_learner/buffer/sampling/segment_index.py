@@ -12,7 +12,7 @@ from typing import Annotated, get_origin, get_type_hints
 
 import numpy as np
 
-from cloud_learner.buffer.check import SOURCES
+from cloud_learner.buffer.check import DISCARDED, SOURCES
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.target import StepRuns
@@ -219,6 +219,11 @@ class SegmentIndex:
         """int8[k] outcome of each segment's episode, an index into `check.OUTCOMES`, -1 while it is unknown."""
         return self._episode["outcome"].all[self.episode[segments]]
 
+    @property
+    def left_out(self) -> np.ndarray:
+        """bool[segments]: forgotten, or of a discarded episode."""
+        return self.gone | (self._episode["outcome"].all[self.episode] == DISCARDED)
+
     def return_after(self, segments: np.ndarray) -> np.ndarray:
         """float64[k] sum of the rewards of all later segments of the episode; nan unless it is finished and whole."""
         last = self._episode["last"].all[np.unique(self.episode[segments])]
@@ -227,9 +232,9 @@ class SegmentIndex:
         return self._after.all[segments]
 
     def finished(self, demonstration: bool) -> int:
-        """Episodes of which all segments are here, from the first to the last; demonstrations or the others."""
-        last = self._episode["last"].all
-        ended = np.flatnonzero((last >= 0) & (self._episode["demonstration"].all == demonstration))
+        """Episodes that were not discarded of which all segments are here; demonstrations or the others."""
+        last, kept = self._episode["last"].all, self._episode["outcome"].all != DISCARDED
+        ended = np.flatnonzero((last >= 0) & kept & (self._episode["demonstration"].all == demonstration))
         return int((self.index[last[ended]] + 1 == self._episode["segments"].all[ended]).sum())
 
     def members(self, episodes: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.check import DISCARDED, OUTCOMES
 from cloud_learner.buffer.ledger.control import HOLD, by_human
 from wire.errors import ConfigError, InvalidDataError, suggest
 from wire.messages.gateway import ACTORS
@@ -51,8 +51,6 @@ class Factor(msgspec.Struct, frozen=True, eq=False):
     """float64[R] weight >= 0 of each step of a run"""
     by_version: bool = True
     """whether what it answers for a run changes with the newest version"""
-    by_outcome: bool = True
-    """whether it changes with the episode's outcome"""
     by_label: str = ""
     """name of the step label (`Ledger.put_step_labels`) that it changes with, at any version alike; '' for none"""
 
@@ -80,7 +78,7 @@ def acted_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarr
 def by_actor(weights: Mapping[str, float], other: float = 0.0) -> Factor:
     """A weight by who acted; `other` for those not named. Raises `ConfigError` for a name that is no actor."""
     table = _table("by_actor", weights, ACTORS, other)
-    return Factor(lambda runs, moment: table[runs.actor], by_version=False, by_outcome=False)
+    return Factor(lambda runs, moment: table[runs.actor], by_version=False)
 
 
 def by_outcome(weights: Mapping[str, float], unknown: float = 1.0, other: float = 0.0) -> Factor:
@@ -99,7 +97,6 @@ def max_lag(versions: int) -> Factor:
         raise ConfigError(f"max_lag: {versions} versions; it must not be negative.")
     return Factor(
         lambda runs, moment: (runs.demonstration | (_lag(runs, moment) <= versions)).astype(np.float64),
-        by_outcome=False,
     )
 
 
@@ -119,7 +116,6 @@ def lag_half_life(versions: float) -> Factor:
         lambda runs, moment: np.where(
             runs.demonstration, 1.0, np.exp2(np.clip(-_lag(runs, moment) / versions, _SMALLEST_EXPONENT, 64))
         ),
-        by_outcome=False,
     )
 
 
@@ -144,7 +140,7 @@ def by_label(name: str, exponent: float = 1.0, least: float = 1e-6, unknown: flo
         label = runs.label.astype(np.float64)
         return np.where(np.isnan(label), unknown, np.maximum(label, least) ** exponent)
 
-    return Factor(weigh, by_version=False, by_outcome=False, by_label=name)
+    return Factor(weigh, by_version=False, by_label=name)
 
 
 def _lag(runs: StepRuns, moment: Moment) -> np.ndarray:
@@ -306,7 +302,7 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
         return next((factor.by_label for factor in self.factors if factor.by_label), "")
 
     def weights(self, runs: StepRuns, moment: Moment) -> np.ndarray:
-        """float64[R] of each step of a run, 0 for those that may not begin a window.
+        """float64[R] of each step of a run, 0 for those that may not begin a window and those of discarded episodes.
 
         Raises `ConfigError` if a factor answers with something else.
         """
@@ -315,7 +311,7 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
             weights = weights * factor.weigh(runs, moment)
         if weights.shape != runs.actor.shape or not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ConfigError("target: a factor must answer with one finite weight, 0 or more, for each run.")
-        return weights
+        return np.where(runs.outcome == DISCARDED, 0.0, weights)
 
 
 def imitation(

@@ -2,6 +2,7 @@
 
 import { Card } from "./card.js";
 import { Chart } from "./chart.js";
+import { GatewayClock } from "./clock.js";
 import { byId, count, duration, element, minutes, percent, setText } from "./dom.js";
 import { SEND_PERIOD_MS } from "./drive.js";
 
@@ -9,10 +10,12 @@ const SILENT_AFTER_MS = 3000; // the server speaks five times a second
 const MAX_WAITING_BYTES = 2048;
 const state = { curve: [], events: [] };
 const cards = new Map();
+const clock = new GatewayClock();
 const chart = new Chart(byId("chart"), byId("legend"));
 let socket = null;
 let heard_ms = 0;
 let retry_ms = 250;
+let sequence = 0; // of what was sent
 let active = null; // the card the keyboard drives
 
 // --- the link ------------------------------------------------------------------------------------------------------
@@ -22,6 +25,7 @@ function connect() {
   socket = new WebSocket(`${scheme}://${location.host}/ws`);
   socket.binaryType = "arraybuffer";
   heard_ms = performance.now();
+  clock.forget();
   socket.onmessage = ({ data }) => {
     heard_ms = performance.now();
     if (data instanceof ArrayBuffer) showPicture(data);
@@ -43,7 +47,8 @@ function send(message) {
   }
   // Commands that wait in a slow line would move the robot later than the person meant.
   if (message.type === "command" && socket.bufferedAmount > MAX_WAITING_BYTES) return;
-  socket.send(JSON.stringify(message));
+  // The robot refuses what was made too long ago, or has been there before.
+  socket.send(JSON.stringify({ ...message, sequence: ++sequence, captured_ms: clock.at(performance.now()) }));
 }
 
 function showLink(link) {
@@ -61,6 +66,7 @@ function receive(message) {
     toast(message.type, message.text);
     return;
   }
+  clock.measure(message.gateway_ms, heard_ms);
   retry_ms = 250;
   showLink("live");
   Object.assign(state, message); // curve and events come only when they changed
@@ -145,7 +151,7 @@ function drawJobs(jobs) {
   drawnJobs = key;
   byId("jobs").replaceChildren(...jobs.toReversed().map((job) => {
     const done = job.wanted ? `${count(job.episodes)} of ${count(job.wanted)}` : count(job.episodes);
-    const success = job.episodes ? ` · ${percent(job.successes / job.episodes)}` : "";
+    const success = job.judged ? ` · ${percent(job.successes / job.judged)}` : "";
     const robots = job.robots.length ? ` · ${job.robots.length === 1 ? job.robots[0] : `${job.robots.length} robots`}` : "";
     return element(
       "li", { class: "job", "data-phase": job.phase, title: job.tasks.join(", ") },

@@ -2,6 +2,7 @@
 
 import { count, element, setText } from "./dom.js";
 import { GRIP_KEY, KEYS, action, gripClosed, hasGripper } from "./drive.js";
+import { Verdict } from "./verdict.js";
 
 const PAD = [
   // direction, what it shows, keyboard hint, accessible name, place in the grid
@@ -37,7 +38,6 @@ export class Card {
     this.robot = null;
     this.control = "free";
     this.closed = false;
-    this.sequence = 0;
     this.pressed = new Set(); // directions, from keys and pad alike
     this.camera = null;
     this.pictures = 0;
@@ -75,6 +75,7 @@ export class Card {
     });
     this.stop = button("E-stop", "danger", () => this.send({ type: "estop", robot: this.name }));
     this.start = button("Start", "primary", () => this.send({ type: "start", robot: this.name }));
+    this.verdict = new Verdict(this.name, (type) => this.send({ type, robot: this.name }));
     this.stops = element("div", { class: "stops", role: "group", "aria-label": `Stops of ${this.name}` });
     this.node = element(
       "article", { class: "card", "aria-label": `Robot ${this.name}`, tabindex: "-1", "data-robot": this.name },
@@ -88,6 +89,7 @@ export class Card {
           fact("Interventions", "interventions"), fact("Missed ticks", "missed")),
         element("div", { class: "buttons" }, this.takeOver, this.handBack, this.stop, this.start),
         this.stops,
+        this.verdict.node,
         this.buildPad(),
       ),
     );
@@ -153,6 +155,7 @@ export class Card {
     this.start.hidden = !robot.ready;
     this.start.disabled = control === "other" || lost;
     this.drawStops(robot.stops);
+    this.verdict.update(robot, control !== "other" && !lost);
     this.drawRecent(robot.recent);
     this.drawCameras(robot.spec?.cameras ?? []);
     this.drawPad();
@@ -169,7 +172,16 @@ export class Card {
       const elsewhere = lease?.priority >= OPERATOR && lease.purpose !== "estop" && !lease.holder.startsWith("web-");
       return elsewhere ? `Held by ${lease.holder} for ${lease.purpose}.` : "Driven from another page.";
     }
-    return robot.reason ? sentence(robot.detail ? `${robot.reason}: ${robot.detail}` : robot.reason) : "";
+    const reason = robot.reason ? sentence(robot.detail ? `${robot.reason}: ${robot.detail}` : robot.reason) : "";
+    return [this.explainSpeed(robot.speed_limits), reason].filter(Boolean).join(" ");
+  }
+
+  /** Who is beside a robot slows it, and takes that back there. */
+  explainSpeed(limits) {
+    const shares = Object.entries(limits);
+    if (!shares.length) return "";
+    const share = Math.min(...shares.map(([, each]) => each));
+    return `Slowed to ${Number((100 * share).toPrecision(3))}% by ${shares.map(([who]) => who).join(", ")}.`;
   }
 
   /** One button for each stop: a release takes back only the one that it names. */
@@ -287,9 +299,8 @@ export class Card {
   /** Send what is held now. */
   command() {
     const speed = Number(document.getElementById("speed").value) / 100;
-    this.sequence += 1;
     this.send({
-      type: "command", robot: this.name, sequence: this.sequence,
+      type: "command", robot: this.name,
       action: action(this.robot.spec, this.pressed, this.closed, speed),
     });
   }

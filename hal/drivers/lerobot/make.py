@@ -7,7 +7,6 @@ packages called `lerobot_robot_*`, `lerobot_camera_*` and `lerobot_teleoperator_
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import inspect
@@ -16,6 +15,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hal.drivers.lerobot.serial_ports import port_fault
 from hal.drivers.lerobot.spec import components
 from wire.errors import ConfigError, RobotError, suggest
 
@@ -48,43 +48,92 @@ def make_lerobot(family: str, kind: str, fields: Mapping[str, Any], plugins: Ite
         raise RobotError(f"lerobot {family} '{kind}' cannot be made: {type(error).__name__}: {error}.") from error
 
 
-def connect(device: Any, what: str, write_calibration: bool) -> None:
-    """Open `device`, whose motors must hold what its calibration file says; with `write_calibration` that is written.
+def connect(device: Any, what: str, kind: str, write_calibration: bool) -> None:
+    """Open `device`, of lerobot's type `kind`, whose motors must hold what its calibration file says; with
+    `write_calibration` that is written.
 
-    Raises `RobotError` for one that does not answer, was never calibrated or holds another calibration; it is closed
-    again then.
+    No motor gets torque before its calibration was found to be right. Raises `RobotError` for a port that is not there,
+    for one that does not answer, was never calibrated or holds another calibration; it is closed again then.
     """
     # Without `calibrate`, or lerobot would ask at a terminal; some devices have no such option.
     options = {"calibrate": False} if "calibrate" in inspect.signature(device.connect).parameters else {}
     try:
+        for _, part in components(device):
+            if hasattr(getattr(part, "bus", None), "read_calibration"):
+                check_calibration(
+                    part, what, calibration_command(part, kind if part is device else ""), write_calibration
+                )
         device.connect(**options)
-        _check_calibration(device, what, write_calibration)
+        for _, part in components(device):
+            if not (part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated):
+                raise RobotError(f"{what} has no calibration. {calibration_command(part, kind)}")
     except Exception as error:
         disconnect(device, what)
         if isinstance(error, RobotError):
             raise
         raise RobotError(
-            f"{what} cannot be connected: {type(error).__name__}: {error}. Check its power, its cable and the port in "
-            "`fields`; `lerobot-find-port` finds it."
+            f"{what} cannot be connected: {type(error).__name__}: {' '.join(str(error).split())}. Check its power, its "
+            "cable and the port in `fields`; `lerobot-find-port` finds it."
         ) from error
 
 
-def _check_calibration(device: Any, what: str, write: bool) -> None:
-    for _, part in components(device):
+def check_calibration(part: Any, what: str, way_out: str, write: bool = False) -> None:
+    """Compare what the motors of `part`, which is closed before and after, hold with its calibration file.
+
+    Torque stays as it is, unless the file is to be written. Raises `RobotError` that names what differs,
+    and `way_out`.
+    """
+    bus, file, known = part.bus, getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
+    if fault := port_fault(str(bus.port)):
+        raise RobotError(f"{what}: {fault}")
+    if not known:
+        raise RobotError(f"{what} has no calibration at {file}. {way_out}")
+    if wrong := [
+        f"'{name}' is motor {known[name].id} there and {motor.id} here" if name in known else f"no '{name}' there"
+        for name, motor in bus.motors.items()
+        if name not in known or known[name].id != motor.id
+    ]:
+        raise RobotError(f"{what}: {file} is of other motors: {', '.join(wrong)}. {way_out}")
+    bus.connect()
+    try:
         if part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated:
-            continue
-        file, known = getattr(part, "calibration_fpath", "?"), getattr(part, "calibration", None)
-        if not known:
-            raise RobotError(f"{what} has no calibration at {file}. Run lerobot-calibrate for it, once.")
+            return
         if not write:
             raise RobotError(
-                f"{what}: its motors hold another calibration than {file}: positions would be wrong. Give "
-                "write_calibration=True if the file is right, or run lerobot-calibrate."
+                f"{what}: its motors hold another calibration than {file}: {_differences(bus, known)}. Positions would "
+                f"be wrong. {way_out} Or give write_calibration=True if the file is right."
             )
         log.info("%s: the calibration of %s is written into its motors.", what, file)
-        # Only a robot has torque: a leader is moved by hand, and must stay loose.
-        with part.bus.torque_disabled() if hasattr(part, "send_action") else contextlib.nullcontext():
-            part.bus.write_calibration(known)
+        bus.disable_torque()
+        bus.write_calibration(known)
+    finally:
+        bus.disconnect(disable_torque=False)
+
+
+def _differences(bus: Any, known: Mapping[str, Any]) -> str:
+    """What the motors hold and the file says, by joint."""
+    return "; ".join(
+        f"{name}: {', '.join(f'{what} {mine} instead of {theirs}' for what, mine, theirs in found)}"
+        for name, held in bus.read_calibration().items()
+        if (
+            found := [
+                (what.replace("_", " "), getattr(held, what), getattr(known[name], what))
+                for what in ("homing_offset", "range_min", "range_max")
+                if getattr(held, what) != getattr(known[name], what)
+            ]
+        )
+    )
+
+
+def calibration_command(part: Any, kind: str) -> str:
+    """The command that calibrates `part`. `kind`: lerobot registers one class under several types."""
+    family, config = ("robot" if hasattr(part, "send_action") else "teleop"), getattr(part, "config", None)
+    said = {
+        "type": kind or getattr(config, "type", "TYPE"),
+        "port": getattr(config, "port", "PORT"),
+        "id": getattr(part, "id", "ID"),
+    }
+    return f"Run `lerobot-calibrate {' '.join(f'--{family}.{name}={value}' for name, value in said.items())}`."
 
 
 def disconnect(device: Any, what: str) -> None:

@@ -119,7 +119,7 @@ class LeRobotRobot:
         if self._connected:
             return
         try:
-            connect(self._robot, self._what, self.config.write_calibration)
+            connect(self._robot, self._what, self.config.type, self.config.write_calibration)
             self._connected = True
         finally:
             if not self._connected:

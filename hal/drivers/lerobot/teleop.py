@@ -2,7 +2,7 @@
 called lerobot_teleoperator_*.
 
 A leader arm is rarely where the robot is. So it engages when every joint of it is near the robot's, or at once; and
-either way the robot goes over to it at a bounded speed before it follows directly.
+either way what is left between the two fades in a stated time, in which the robot follows the leader's own motion.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hal.drivers.lerobot.make import connect, disconnect, make_lerobot
+from hal.drivers.lerobot.serial_ports import port_fault
 from hal.drivers.lerobot.spec import motor_units
 from hal.interfaces.dynamics import require_dimension
 from hal.interfaces.teleop import TeleopCommand
@@ -27,8 +28,8 @@ from wire.types import CommandType, RobotSpec
 _ELEMENT = re.compile(r"(.+)\[(\w+)\]")
 _OLD_S = 0.5
 """a reading older than this is of a device that stands still or is gone: hold"""
-_CAUGHT = 0.01
-"""share of the range at which the robot has come to the leader"""
+_READ_TRIES = 2
+"""a packet lost on a serial bus is asked for once more"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,10 @@ class LeRobotTeleopConfig:
     """near: when it is where the robot is; always: at once; NAME: while this value of its action is true"""
     near: float = 0.08
     """share of a dimension's range that counts as near"""
+    blend_s: float = 1.0
+    """so long the robot takes to come to a leader that is near"""
     speed: float = 0.3
-    """share of a dimension's range per second, until the robot has come to the leader"""
+    """share of a dimension's range per second: to one that is farther away it takes so much longer"""
     rate_hz: float = 60.0
     """so often it is read"""
     write_calibration: bool = False
@@ -60,7 +63,7 @@ class LeRobotTeleopConfig:
     """modules to import that register types and are not called lerobot_teleoperator_*"""
 
     def __post_init__(self) -> None:
-        for name in ("near", "speed", "rate_hz"):
+        for name in ("near", "blend_s", "speed", "rate_hz"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"lerobot teleoperator '{self.type}': {name} must be positive.")
 
@@ -81,9 +84,9 @@ class LeRobotTeleop:
     def _clear(self) -> None:
         self._reading: tuple[int, dict[str, Any]] | None = None
         self._fault = ""
-        self._engaged = self._caught = False
-        self._target: np.ndarray | None = None
-        self._then_ns = 0
+        self._engaged = False
+        self._offset: np.ndarray = np.zeros(0)
+        self._engaged_ns, self._blend_ns = 0, 1
         self._before: tuple[int, np.ndarray] | None = None
         self._rates: np.ndarray = np.zeros(0)
         self.hint = ""
@@ -104,7 +107,7 @@ class LeRobotTeleop:
         self._changes = np.array([d.name in self.config.changes for d in spec.action])
         self._scale = np.array([self.config.scale.get(d.name, 1.0) for d in spec.action])
         self._per = np.array([spec.period_ns / 1e9 if d.meaning is CommandType.delta else 1.0 for d in spec.action])
-        connect(device, self._what, self.config.write_calibration)
+        connect(device, self._what, self.config.type, self.config.write_calibration)
         self._spec, self._device = spec, device
         self._stop.clear()
         self._thread = threading.Thread(target=self._read_on, name="lerobot-teleop", daemon=True)
@@ -113,10 +116,11 @@ class LeRobotTeleop:
     def read(self, pose: np.ndarray, driving: bool) -> TeleopCommand:
         self._engaged &= driving
         if self._fault:
-            raise RobotError(f"{self._what} cannot be read: {self._fault}. Check its cable and power.")
+            raise RobotError(f"{self._what} cannot be read: {self._fault} Check its cable and power.")
         reading, now_ns = self._reading, self._clock.now_ns()
         if reading is None or now_ns - reading[0] > _OLD_S * 1e9:
-            self.hint = "waiting for the device"
+            lost = reading is not None
+            self.hint = f"{self._what} says nothing any more: the robot holds" if lost else "waiting for the device"
             self._engaged = False
             return TeleopCommand(engaged=True)
         if self.config.engage not in ("near", "always") and not bool(reading[1].get(self.config.engage)):
@@ -150,29 +154,23 @@ class LeRobotTeleop:
             return False
         share = np.where(measured, np.abs(off) / (self._high - self._low), 0.0)
         if self.config.engage == "near" and share.max(initial=0.0) > self.config.near:
-            worst = int(np.argmax(share))
-            d = self._spec.action[worst]
-            self.hint = f"bring {d.name} by {-off[worst]:+.0f} {d.unit} to where the robot is"
+            dimensions = self._spec.action
+            far = [i for i in np.argsort(-share) if share[i] > self.config.near]
+            moves = ", ".join(f"{dimensions[i].name} by {-off[i]:+.0f} {dimensions[i].unit}" for i in far)
+            self.hint = f"bring {moves} to where the robot is"
             return False
-        self._engaged, self._caught = True, False
-        here = np.where(np.isfinite(pose), pose, wanted)
-        self._target, self._then_ns = here.astype(np.float64), self._clock.now_ns()
-        self.hint = "going over to the device"
+        self._engaged, self._engaged_ns = True, self._clock.now_ns()
+        self._offset = np.where(measured, -off, 0.0)
+        blend_s = max(self.config.blend_s, float(share.max(initial=0.0)) / self.config.speed)
+        self._blend_ns = round(1e9 * blend_s)
+        self.hint = f"going over to the device in {blend_s:.1f} s"
         return True
 
     def _follow(self, wanted: np.ndarray, now_ns: int) -> np.ndarray:
-        """float32[da]: `wanted`, or a step towards it until the robot has come there."""
-        assert self._target is not None
-        if not self._caught:
-            elapsed_s = min(0.1, (now_ns - self._then_ns) / 1e9)
-            step = self.config.speed * elapsed_s * (self._high - self._low)
-            self._then_ns = now_ns
-            self._target = self._target + np.clip(wanted - self._target, -step, step)
-            behind = np.abs(wanted - self._target) / (self._high - self._low)
-            self._caught = not (behind[self._absolute] > _CAUGHT).any()
-            wanted = np.where(self._absolute, self._target, wanted)
-            self.hint = "" if self._caught else self.hint
-        return np.clip(wanted, self._low, self._high).astype(np.float32)
+        """float32[da]: `wanted`, and what is left of the difference at which the robot began to follow."""
+        left = max(0.0, 1 - (now_ns - self._engaged_ns) / self._blend_ns)
+        self.hint = self.hint if left else ""
+        return np.clip(wanted + left * self._offset, self._low, self._high).astype(np.float32)
 
     # --- what it says --------------------------------------------------------------------------------------------
 
@@ -199,13 +197,19 @@ class LeRobotTeleop:
             raise RobotError(f"{self._what} gives no number as '{part}': {action.get(name)!r}.") from None
 
     def _read_on(self) -> None:
+        failed = 0
         while not self._stop.wait(1 / self.config.rate_hz):
             try:
                 action = self._device.get_action()
                 if action:  # a phone says nothing until it knows where it is
                     self._reading = (self._clock.now_ns(), dict(action))
+                failed = 0
             except Exception as error:  # noqa: BLE001 - a device may fail in any way; `read` says it
-                self._fault = f"{type(error).__name__}: {error}"
+                failed += 1
+                if failed < _READ_TRIES:
+                    continue
+                port = getattr(getattr(self._device, "bus", None), "port", "")
+                self._fault = (port and port_fault(str(port))) or f"{type(error).__name__}: {error}."
                 return
 
     # --- opening -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from hal.drivers.metaworld.simulation import CONTROL_HZ
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from wire.types import RobotSpec
 
 STEP_M = 0.01
@@ -34,7 +34,8 @@ def metaworld_limits() -> SafetyLimits:
     """
     speed = CONTROL_HZ
     return SafetyLimits(
-        velocity={f"move_{axis}": speed for axis in "xyz"},
+        # The gripper's effort may turn in less than a tick: a limit only so that the arm can be slowed.
+        velocity={f"move_{axis}": speed for axis in "xyz"} | {"gripper_effort": 4 * speed},
         acceleration={f"move_{axis}": speed * CONTROL_HZ for axis in "xyz"},
         workspace={
             f"hand_{axis}": (low - _WALL_M, high + _WALL_M)

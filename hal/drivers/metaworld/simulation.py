@@ -113,14 +113,7 @@ class Simulation:
         if not self._plain:
             self.observation, reward, _, _, info = env.step(action)
             return float(reward), float(info["success"]) > 0.5
-        data = env.data
-        move = action[:3].clip(-1, 1) * env.action_scale
-        data.mocap_pos[0] = (data.mocap_pos[0] + move).clip(env.mocap_low, env.mocap_high)
-        data.mocap_quat[:] = _DOWN
-        data.ctrl[:] = action[3], -action[3]
-        self._step(env.model, data, nstep=env.frame_skip)
-        env.curr_path_length += 1
-        self._forward(env.model, data)
+        self.advance(action)
         now = self._now()
         whole = np.empty(39)
         whole[:18], whole[18:36], whole[36:] = now, env._prev_obs, env._get_pos_goal()
@@ -130,6 +123,23 @@ class Simulation:
         reward, info = env.evaluate_state(env._last_stable_obs, action)
         self.observation = env._last_stable_obs
         return float(reward), float(info["success"]) > 0.5
+
+    def advance(self, action: np.ndarray) -> None:
+        """What moves in a control period, and nothing of what is reported of it."""
+        env, data = self._env, self._env.data
+        move = action[:3].clip(-1, 1) * env.action_scale
+        data.mocap_pos[0] = (data.mocap_pos[0] + move).clip(env.mocap_low, env.mocap_high)
+        data.mocap_quat[:] = _DOWN
+        data.ctrl[:] = action[3], -action[3]
+        self._step(env.model, data, nstep=env.frame_skip)
+        env.curr_path_length += 1
+        self._forward(env.model, data)
+
+    @property
+    def opening(self) -> float:
+        """Of the gripper, from 0 to 1."""
+        apart = self._right - self._left
+        return min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
 
     def pose(self) -> Pose:
         """A copy of where everything is."""
@@ -143,8 +153,7 @@ class Simulation:
         """float64[18]: hand (m), gripper opening, and of up to two objects the position (m) and the quaternion."""
         env, now = self._env, np.zeros(18)
         now[:3] = self._hand
-        apart = self._right - self._left
-        now[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
+        now[3] = self.opening
         positions = env._get_pos_objects().reshape(-1, 3)
         objects = now[4 : 4 + 7 * len(positions)].reshape(-1, 7)
         objects[:, :3] = positions

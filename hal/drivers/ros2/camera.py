@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource, robot_spec
-from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
+from hal.drivers.ros2.received import Stamps
+from hal.drivers.ros2.synchronizer import MessageSynchronizer
 from hal.drivers.ros2.wrapper import Reliability, RosNode
 from wire.errors import RobotError
 from wire.types import CameraSpec, Dimension, Frame, RobotSpec

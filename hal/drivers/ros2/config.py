@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from hal.drivers.ros2.output_config import Field, Output, check_outputs
 from hal.drivers.ros2.wrapper import Reliability
 from hal.interfaces.dynamics import require_dimension
 from wire.errors import ConfigError
 from wire.types import CommandType, RobotSpec
 
-Field = Literal["position", "velocity", "effort"]
+WRENCH_AXES = ("force.x", "force.y", "force.z", "torque.x", "torque.y", "torque.z")
 
 
 class StampSource(StrEnum):
@@ -37,6 +38,21 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthRange:
+    """The distances that the 255 grey levels of a depth picture stand for: 1 is near or nearer, 255 far or farther, 0
+    that nothing was measured."""
+
+    near_m: float
+    far_m: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.near_m < self.far_m < math.inf:
+            raise ConfigError(
+                f"DepthRange: near_m {self.near_m} and far_m {self.far_m} are no range; give 0 <= near < far."
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ImageTopic:
     """How the pictures of one camera come."""
 
@@ -45,6 +61,12 @@ class ImageTopic:
     compressed: bool = False
     resize: bool = False
     """shrink what comes to the spec's size; otherwise another size is an error"""
+    depth: DepthRange | None = None
+    """it is a depth picture, 16UC1 or 32FC1"""
+
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.compressed:
+            raise ConfigError("ImageTopic: depth comes as a raw Image alone; unset compressed.")
 
     @property
     def kind(self) -> str:
@@ -54,6 +76,15 @@ class ImageTopic:
     def topic_of(self, camera: str) -> str:
         """Relative to the namespace."""
         return self.topic or f"camera/{camera}/image_raw" + "/compressed" * self.compressed
+
+
+@dataclass(frozen=True, slots=True)
+class WrenchTopic:
+    """A force and torque sensor, geometry_msgs/WrenchStamped."""
+
+    topic: str
+    axes: dict[str, str]
+    """by state dimension: force.x to torque.z, in the sensor's frame"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +104,7 @@ class QosConfig:
     joint_states: Reliability = "reliable"
     executed: Reliability = "reliable"
     images: Reliability = "reliable"
+    wrenches: Reliability = "reliable"
     command: Reliability = "reliable"
 
 
@@ -96,6 +128,10 @@ class Ros2Config:
     """the joint of a dimension whose name is another"""
     fields: dict[str, Field] = field(default_factory=dict)
     """which field of its joint a state dimension reads; position when not named"""
+    wrenches: tuple[WrenchTopic, ...] = ()
+    """sensors that state dimensions come from instead of joints"""
+    outputs: tuple[Output, ...] = ()
+    """the controllers that its dimensions go to; empty: all in one message on `topics.command`"""
     targets: dict[str, IntegrationTarget] = field(default_factory=dict)
     """by delta dimension: each delta is added onto the last target, and that is sent; empty: deltas go as they are"""
     executed: bool = False
@@ -129,6 +165,8 @@ class Ros2Config:
             raise self._wrong("stepped", "needs executed: true, or no command would know when its step is over")
         if self.stepped and self.stamps != StampSource.header:
             raise self._wrong("stepped", "needs stamps: header, to know which picture belongs to which step")
+        if self.executed and self.outputs:
+            raise self._wrong("executed", "is said of commands on topics.command; a controller of `outputs` says none")
         for one in fields(self):
             if one.name.endswith("_s") and not getattr(self, one.name) > 0:
                 raise self._wrong(one.name, "must be above 0")
@@ -162,7 +200,22 @@ def robot_spec(config: Ros2Config) -> RobotSpec:
             raise ConfigError(
                 f"Ros2Config: targets: say which state dimension {', '.join(missing)} of '{spec.embodiment}' moves."
             )
+    _check_wrenches(config, spec)
+    felt: dict[str, Field] = {name: "effort" for sensor in config.wrenches for name in sensor.axes}
+    check_outputs(spec, config.outputs, config.targets, {**config.fields, **felt})
     return spec
+
+
+def _check_wrenches(config: Ros2Config, spec: RobotSpec) -> None:
+    taken: set[str] = {*config.joints, *config.fields} & {d.name for d in spec.state}
+    for sensor in config.wrenches:
+        who = f"Ros2Config of '{spec.embodiment}': wrench '{sensor.topic}'"
+        for name, axis in sensor.axes.items():
+            require_dimension(who, name, [d.name for d in spec.state])
+            require_dimension(f"{who}: '{name}'", axis, WRENCH_AXES)
+            if name in taken:
+                raise ConfigError(f"{who}: '{name}' comes from elsewhere already.")
+            taken.add(name)
 
 
 def _read(path: str) -> RobotSpec:

@@ -6,13 +6,13 @@ Messages of the `sensor_msgs` and `trajectory_msgs` packages are looked up when 
 from __future__ import annotations
 
 import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hal.cameras.picture import resize_image
-from hal.drivers.ros2.config import Field
+from hal.drivers.ros2.config import DepthRange, Field, ImageTopic
 from hal.drivers.ros2.wrapper import interface
 from wire.errors import InvalidDataError
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
@@ -20,9 +20,12 @@ from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 JOINT_STATE = "sensor_msgs/msg/JointState"
 IMAGE = "sensor_msgs/msg/Image"
 COMPRESSED = "sensor_msgs/msg/CompressedImage"
+WRENCH = "geometry_msgs/msg/WrenchStamped"
 TRAJECTORY = "trajectory_msgs/msg/JointTrajectory"
 TRIGGER = "std_srvs/srv/Trigger"
 
+_DEPTHS = {"16UC1": "u2", "32FC1": "f4"}
+"""whole millimetres, and metres"""
 _CHANNELS = {"rgb8": 3, "bgr8": 3, "mono8": 1}
 
 
@@ -43,24 +46,35 @@ class StateReader:
     """float32[ds] from a JointState: each dimension from a field of the joint of its name."""
 
     def __init__(
-        self, topic: str, dimensions: Sequence[Dimension], joints: Mapping[str, str], fields: Mapping[str, Field]
+        self,
+        topic: str,
+        dimensions: Sequence[Dimension],
+        joints: Mapping[str, str],
+        fields: Mapping[str, Field],
+        elsewhere: Collection[str] = (),
     ) -> None:
+        """`elsewhere`: dimensions that another topic holds; NaN here."""
         self._topic = topic
-        self._wanted = [(joints.get(d.name, d.name), fields.get(d.name, "position")) for d in dimensions]
+        self._size = len(dimensions)
+        self._wanted = [
+            (index, joints.get(d.name, d.name), fields.get(d.name, "position"))
+            for index, d in enumerate(dimensions)
+            if d.name not in elsewhere
+        ]
 
     def read(self, message: Any) -> np.ndarray:
         """Raises `InvalidDataError` naming the joint for one that is missing, or whose field is."""
         names = list(message.name)
         places = {name: index for index, name in enumerate(names)}
-        if missing := dict.fromkeys(joint for joint, _ in self._wanted if joint not in places):
+        if missing := dict.fromkeys(joint for _, joint, _ in self._wanted if joint not in places):
             raise InvalidDataError(
                 f"'{self._topic}': no joint {', '.join(missing)}; it has {', '.join(names) or 'none'}. "
                 "Name the robot's joints in `joints`."
             )
         if len(places) != len(names):
             raise InvalidDataError(f"'{self._topic}': a joint stands twice in {', '.join(names)}.")
-        state = np.empty(len(self._wanted), np.float32)
-        for index, (joint, field) in enumerate(self._wanted):
+        state = np.full(self._size, np.nan, np.float32)
+        for index, joint, field in self._wanted:
             column = getattr(message, field)
             if places[joint] >= len(column):
                 raise InvalidDataError(
@@ -69,6 +83,12 @@ class StateReader:
                 )
             state[index] = column[places[joint]]
         return state
+
+
+def read_wrench(message: Any, axes: Sequence[str]) -> np.ndarray:
+    """float32[n]: these axes of a WrenchStamped."""
+    parts = (axis.split(".") for axis in axes)
+    return np.array([getattr(getattr(message.wrench, part), letter) for part, letter in parts], np.float32)
 
 
 def joint_state(names: Sequence[str], position: Sequence[float] | np.ndarray, time_ns: int) -> Any:
@@ -139,8 +159,12 @@ def read_command(message: Any, spec: RobotSpec, topic: str) -> np.ndarray:
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
-def decode_picture(message: Any, topic: str) -> np.ndarray:
-    """uint8[h, w, 3] RGB of an Image or CompressedImage. Raises `InvalidDataError` for what it is not."""
+def decode_picture(message: Any, topic: str, depth: DepthRange | None = None) -> np.ndarray:
+    """uint8[h, w, 3] RGB of an Image or CompressedImage; grey of a depth Image, as `depth` says. Raises
+    `InvalidDataError` for what it is not.
+    """
+    if depth is not None:
+        return _grey(_distances(message, topic), depth)
     return _compressed(message, topic) if hasattr(message, "format") else _raw(message, topic)
 
 
@@ -149,20 +173,48 @@ def _raw(message: Any, topic: str) -> np.ndarray:
     if channels is None:
         raise InvalidDataError(
             f"'{topic}': encoding '{message.encoding}' is none of {', '.join(_CHANNELS)}. Have the camera's node send "
-            "one of these, for example with image_proc."
+            "one of these, for example with image_proc; a depth camera has `depth`."
         )
-    height, width, step = message.height, message.width, message.step
-    data = np.frombuffer(message.data, np.uint8)
-    if step < width * channels or data.size != step * height or not data.size:
-        raise InvalidDataError(
-            f"'{topic}': {data.size} bytes in rows of {step} for {height}x{width} '{message.encoding}'; that takes "
-            f"{height * width * channels}."
-        )
-    # Rows may end in padding.
-    image = data.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
+    image = _rows(message, topic, channels).reshape(message.height, message.width, channels)
     if message.encoding == "mono8":
         return np.repeat(image, 3, axis=2)
     return np.ascontiguousarray(image[..., ::-1] if message.encoding == "bgr8" else image)
+
+
+def _rows(message: Any, topic: str, pixel_bytes: int) -> np.ndarray:
+    """uint8[h, w * pixel_bytes]: an Image's data without what its rows may be padded with."""
+    height, width, step = message.height, message.width, message.step
+    data = np.frombuffer(message.data, np.uint8)
+    if step < width * pixel_bytes or data.size != step * height or not data.size:
+        raise InvalidDataError(
+            f"'{topic}': {data.size} bytes in rows of {step} for {height}x{width} '{message.encoding}'; that takes "
+            f"{height * width * pixel_bytes}."
+        )
+    return data.reshape(height, step)[:, : width * pixel_bytes]
+
+
+def _distances(message: Any, topic: str) -> np.ndarray:
+    """float32[h, w] in metres, NaN where nothing was measured (REP 118)."""
+    number = _DEPTHS.get(message.encoding)
+    if number is None:
+        raise InvalidDataError(
+            f"'{topic}': encoding '{message.encoding}' is none of {', '.join(_DEPTHS)}, and `depth` is set for this "
+            "camera. Unset it, or name the depth camera's topic."
+        )
+    kind = np.dtype(number).newbyteorder(">" if message.is_bigendian else "<")
+    values = np.ascontiguousarray(_rows(message, topic, kind.itemsize)).view(kind).astype(np.float32)
+    if message.encoding == "16UC1":
+        values /= 1000.0
+    values[values == 0] = np.nan
+    return values
+
+
+def _grey(metres: np.ndarray, depth: DepthRange) -> np.ndarray:
+    """uint8[h, w, 3] of float32[h, w]: 1 at `near_m` and nearer to 255 at `far_m` and farther, 0 for NaN."""
+    share = (metres - depth.near_m) / (depth.far_m - depth.near_m)
+    levels = np.where(np.isnan(share), 0, np.rint(1 + 254 * np.clip(share, 0, 1)))
+    with np.errstate(invalid="ignore"):
+        return np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
 
 
 def _compressed(message: Any, topic: str) -> np.ndarray:
@@ -175,15 +227,20 @@ def _compressed(message: Any, topic: str) -> np.ndarray:
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def fit_picture(image: np.ndarray, spec: CameraSpec, resize: bool, topic: str) -> np.ndarray:
+def fit_picture(image: np.ndarray, spec: CameraSpec, how: ImageTopic, topic: str) -> np.ndarray:
     """`image` in the size of `spec`. Raises `InvalidDataError` when it has another and `resize` is not wanted."""
     if image.shape[:2] == (spec.height, spec.width):
         return image
-    if not resize:
+    if not how.resize:
         raise InvalidDataError(
             f"'{topic}': pictures of {image.shape[0]}x{image.shape[1]}; camera '{spec.name}' of the spec has "
             f"{spec.height}x{spec.width}. Set the camera's size, or `resize` for it."
         )
+    if how.depth is not None:
+        # A mean of two distances is where nothing is, and one with a pixel that was not measured is none.
+        rows = (np.arange(spec.height) + 0.5) * image.shape[0] // spec.height
+        columns = (np.arange(spec.width) + 0.5) * image.shape[1] // spec.width
+        return image[rows.astype(int)[:, None], columns.astype(int)]
     return resize_image(image, spec.height, spec.width)
 
 

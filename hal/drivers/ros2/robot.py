@@ -1,4 +1,4 @@
-"""A robot on ROS 2 topics as a `Robot`: joint states and pictures in, joint trajectories out. See docs/ros2.md.
+"""A robot on ROS 2 topics as a `Robot`: joint states, wrenches and pictures in, commands out. See docs/ros2.md.
 
     vla-fleet edge --robot ros2 --robot-config arm.json ...
 
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hal.drivers.ros2.commands import Commander
 from hal.drivers.ros2.config import ImageTopic, Ros2Config, robot_spec
-from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, command
-from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps
-from hal.drivers.ros2.wrapper import Client, Publisher, RosNode
+from hal.drivers.ros2.messages import JOINT_STATE, TRIGGER, WRENCH
+from hal.drivers.ros2.received import Stamps
+from hal.drivers.ros2.synchronizer import MessageSynchronizer
+from hal.drivers.ros2.wrapper import Client, RosNode
 from hal.interfaces.robot import Feedback, check_reset, require_scene
 from hal.safety.limiter import hold_action, limit_action
 from wire.clock import Clock, MonotonicClock
@@ -59,7 +62,7 @@ class Ros2Robot:
         self._camera_node = RosNode(f"{config.node}_cameras", *where, use_sim_time=config.use_sim_time)
         self._synchronizer: MessageSynchronizer | None = None
         self._stamps = Stamps(config, self._node.now_ns, self._clock)
-        self._command: Publisher | None = None
+        self._commander = Commander(self.spec, config)
         self._reset: Client | None = None
         self._stop: Client | None = None
         self._sent: np.ndarray | None = None
@@ -70,7 +73,7 @@ class Ros2Robot:
         self._silent = False
 
     def connect(self) -> None:
-        """Open the node and wait for the first joint states. Twice is once.
+        """Open the node, wait for the first joint states and for the controllers of `outputs`. Twice is once.
 
         Raises `RobotError` that says what is on the graph when none come, or what is wrong with them.
         """
@@ -82,6 +85,7 @@ class Ros2Robot:
             node.open()
             cameras = {camera.name: config.cameras.get(camera.name, ImageTopic()) for camera in self.spec.cameras}
             topics = {name: node.topic(how.topic_of(name)) for name, how in cameras.items()}
+            topics |= {sensor.topic: node.topic(sensor.topic) for sensor in config.wrenches}
             topics |= {"joint_states": node.topic(config.topics.joint_states)}
             synchronizer = MessageSynchronizer(
                 self.spec, config, topics, self._stamps, own_clock=self._clock is not None
@@ -94,7 +98,9 @@ class Ros2Robot:
             if config.executed:
                 node.subscribe(JOINT_STATE, config.topics.executed, synchronizer.on_executed, qos.executed)
             node.subscribe(JOINT_STATE, config.topics.joint_states, synchronizer.on_state, qos.joint_states)
-            self._command = node.publisher(TRAJECTORY, config.topics.command, qos.command, depth=1)
+            for sensor in config.wrenches:
+                node.subscribe(WRENCH, sensor.topic, partial(synchronizer.on_wrench, sensor.topic), qos.wrenches)
+            self._commander.open(node)
             self._reset = node.client(TRIGGER, config.topics.reset) if config.reset else None
             self._stop = node.client(TRIGGER, config.topics.stop) if config.stop else None
             if wrong := synchronizer.wait_for_any(config.connect_timeout_s):
@@ -102,6 +108,8 @@ class Ros2Robot:
                     f"{self._who}: {wrong}, waited {config.connect_timeout_s:g} s. "
                     f"{self._graph_hint(topics['joint_states'])}"
                 )
+            if config.outputs:
+                self._commander.wait_for_controllers(config.connect_timeout_s)
         except BaseException:
             self._release()
             raise
@@ -138,7 +146,7 @@ class Ros2Robot:
                 f"{who}: nothing on {', '.join(missing)} after the reset, waited {config.connect_timeout_s:g} s. "
                 f"{self._synchronizer.faults()} {around}"
             )
-        self._targets.clear()
+        self._lose_targets()
         self._sent, self._silent, self.task = None, False, task
 
     def read(self) -> Observation:
@@ -152,26 +160,21 @@ class Ros2Robot:
             return synchronizer.observation(self.config.tasks.get(self.task) or self.task)
         except RobotError:
             # Nobody knows where the robot is meanwhile: targets begin again from where it is found.
-            self._targets.clear()
+            self._lose_targets()
             raise
 
     def write(self, action: np.ndarray) -> Feedback:
         """Publish `action`, float32[da], limited. What was executed is what the robot says, or else what was sent.
 
-        Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when nobody listens
-        or no `executed` comes in time.
+        Raises `InvalidDataError` for another shape or a number that is not finite, and `RobotError` when no `executed`
+        comes in time, or when nobody listens or nothing moves: what is driven by velocity is then told to stop.
         """
         synchronizer = require_scene(self._who, "write", self._synchronizer if self.task else None)
-        assert self._command is not None
-        limited = limit_action(self.spec, action)
-        if not self._command.subscriptions:
-            raise RobotError(
-                f"{self._who}: nobody listens on '{self._node.topic(self.config.topics.command)}'. Is the robot's node "
-                "running? The command was not sent."
-            )
+        limited = self._commander.fit(limit_action(self.spec, action))
+        self._commander.require_controllers(self._measured(synchronizer), self._now_ns())
         sent, executed = self._integrate(synchronizer, limited)
         self._sent = limited
-        self._publish(self._command, sent)
+        self._commander.send(sent, self._next_stamp())
         if not self.config.executed:
             return Feedback(executed)
         # A robot that is gone is not waited for as long again: control has other things to do.
@@ -237,10 +240,10 @@ class Ros2Robot:
     def _stop_moving(self) -> None:
         if self._stop is not None:
             self._trigger(self._stop, _STOP_S)
-        elif self._sent is not None and self._command is not None and self._command.subscriptions:
+        elif self._sent is not None:
             assert self._synchronizer is not None
             sent, _ = self._integrate(self._synchronizer, self._held(self._synchronizer, self._sent))
-            self._publish(self._command, sent)
+            self._commander.stop(sent, self._next_stamp())
 
     def _held(self, synchronizer: MessageSynchronizer, last: np.ndarray) -> np.ndarray:
         """float32[da]: what stops the robot after `last`: no target in it that was neither measured nor sent before."""
@@ -261,10 +264,25 @@ class Ros2Robot:
         if not answer.success:
             raise RobotError(f"{self._who}: service '{service.name}' failed: {answer.message or 'no reason given'}.")
 
-    def _publish(self, publisher: Publisher, values: np.ndarray) -> None:
+    def _lose_targets(self) -> None:
+        self._targets.clear()
+        self._commander.forget()
+
+    def _measured(self, synchronizer: MessageSynchronizer) -> np.ndarray | None:
+        if not self.config.outputs:
+            return None
+        try:
+            return synchronizer.state()
+        except RobotError:
+            return None  # `read` says so; a command to hold still goes out
+
+    def _now_ns(self) -> int:
+        return self._clock.now_ns() if self._clock else time.monotonic_ns()
+
+    def _next_stamp(self) -> int:
         # Also on a clock that stands still, each command has a stamp of its own.
         self._stamp_ns = max(self._node.now_ns(), self._stamp_ns + 1)
-        publisher.send(command(self.spec, self.config.joints, values, self._stamp_ns))
+        return self._stamp_ns
 
     def _release(self) -> None:
         self._synchronizer, self.task = None, ""

@@ -2,121 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hal.drivers.ros2.config import ImageTopic, Ros2Config, StampSource
-from hal.drivers.ros2.messages import FLAGS, StateReader, decode_picture, fit_picture, read_executed, stamp_ns
-from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
+from hal.drivers.ros2.config import ImageTopic, Ros2Config
+from hal.drivers.ros2.messages import FLAGS, StateReader, read_executed, stamp_ns
+from hal.drivers.ros2.received import ReceivedPictures, ReceivedWrenches, Stamps, TopicState
+from hal.drivers.ros2.time import StampOrder
 from hal.interfaces.robot import Feedback
-from wire.clock import Clock
 from wire.errors import InvalidDataError, RobotError
-from wire.types import CameraSpec, Frame, Observation, RobotSpec
+from wire.types import Frame, Observation, RobotSpec
 
 _EXECUTED_KEPT = 16
-_PICTURES_KEPT = 32
 _STRAY_MESSAGE_S = 1.0
-
-
-class Stamps:
-    """When a message was made, as `config.stamps` says, and when that was on the machine's clock."""
-
-    def __init__(self, config: Ros2Config, ros_now: Callable[[], int], clock: Clock | None) -> None:
-        """`clock`: a simulation's own, which stamps everything as it comes; None for the machine's."""
-        self._config = config
-        self._ros_now = ros_now
-        self._clock = clock
-        self._map = ClockMap(config.use_sim_time, config.jump_s)
-        self._one_at_a_time = threading.Lock()
-
-    def now_ns(self) -> int:
-        """In the time of the stamps."""
-        return time.monotonic_ns() if self._config.stamps == StampSource.arrival else self._ros_now()
-
-    def read(self, message: Any, topic: str) -> tuple[int, int, str]:
-        """(its stamp, its time on our clock, '' or how the ROS clock jumped).
-
-        Raises `InvalidDataError` for a message without a stamp, or from the future.
-        """
-        if self._config.stamps == StampSource.arrival:
-            machine_ns = time.monotonic_ns()
-            return machine_ns, self._clock.now_ns() if self._clock else machine_ns, ""
-        stamp = stamp_ns(message)
-        if stamp == 0:
-            raise InvalidDataError(
-                f"'{topic}': header.stamp is 0. Have the robot stamp its messages, or set `stamps` to arrival."
-            )
-        # Two threads hear messages; to note an earlier moment after a later one would look like a clock going back.
-        with self._one_at_a_time:
-            ros_ns, machine_ns = read_together(self._ros_now)
-            if self._config.use_sim_time and ros_ns == 0:
-                raise InvalidDataError(
-                    "nothing came on '/clock', and use_sim_time is set. Start it, or unset use_sim_time."
-                )
-            jump = self._map.note(ros_ns, machine_ns)
-        ahead_s = (stamp - ros_ns) / 1e9
-        if ahead_s > self._config.future_s:
-            raise InvalidDataError(
-                f"'{topic}': stamped {ahead_s:.3f} s ahead of this computer's ROS time. Synchronise the two computers' "
-                "clocks (chrony, PTP), check use_sim_time on both, or set `stamps` to arrival."
-            )
-        return stamp, self._clock.now_ns() if self._clock else self._map.to_machine(stamp), jump
-
-
-class ReceivedPictures:
-    """One camera's topic: converts what comes and keeps the last few. Its owner holds the lock that it needs."""
-
-    def __init__(self, spec: CameraSpec, config: Ros2Config, topic: str, resize: bool) -> None:
-        self.spec = spec
-        self.topic = topic
-        self.frames: dict[int, Frame] = {}
-        """by stamp"""
-        # As far back as a state may be that still wants its picture.
-        self._keep = int(np.clip(np.ceil(spec.rate_hz * config.max_age_s) + 2, 4, _PICTURES_KEPT))
-        self._resize = resize
-        self._order = StampOrder(topic, config.jump_s)
-
-    def convert(self, message: Any, time_ns: int) -> Frame:
-        """Slow, needs no lock. Raises `InvalidDataError`."""
-        seen = decode_picture(message, self.topic)
-        image = fit_picture(seen, self.spec, self._resize, self.topic)
-        return Frame(time_ns, image, None if image is seen else seen)
-
-    def add(self, stamp: int, frame: Frame) -> str:
-        """Also one that comes late. '' or how its stamps jumped."""
-        _, jump = self._order.note(stamp)
-        if jump:
-            self.frames.clear()
-        self.frames.setdefault(stamp, frame)
-        if len(self.frames) > self._keep:
-            del self.frames[min(self.frames)]
-        return jump
-
-    def at(self, stamp: int) -> int | None:
-        """The stamp of the newest at or before `stamp`."""
-        return max((known for known in self.frames if known <= stamp), default=None)
-
-    @property
-    def newest(self) -> int | None:
-        """Its stamp."""
-        return max(self.frames, default=None)
-
-    def clear_before(self, stamp: int) -> None:
-        """Forget what was captured before."""
-        self.frames = {known: frame for known, frame in self.frames.items() if known >= stamp}
-
-
-@dataclass(frozen=True, slots=True)
-class _TopicState:
-    stamp: int
-    time_ns: int
-    values: np.ndarray
 
 
 class MessageSynchronizer:
@@ -125,17 +29,23 @@ class MessageSynchronizer:
     def __init__(
         self, spec: RobotSpec, config: Ros2Config, topics: Mapping[str, str], stamps: Stamps, own_clock: bool
     ) -> None:
-        """`topics`: names in full, of `joint_states`, `executed` and each camera; `own_clock`: it is a simulation's."""
+        """`topics`: names in full, of `joint_states`, each camera and each wrench, this by its name in `config`;
+        `own_clock`: it is a simulation's.
+        """
         self._spec = spec
         self._config = config
         self._topic = topics["joint_states"]
         self._stamps = stamps
         # Between two commands a stepped robot is as it was; that it can still be heard is what counts.
         self._aged_by_arrival = config.stepped or own_clock
-        self._reader = StateReader(self._topic, spec.state, config.joints, config.fields)
+        felt = {name for sensor in config.wrenches for name in sensor.axes}
+        self._reader = StateReader(self._topic, spec.state, config.joints, config.fields, felt)
+        self._wrenches = {
+            sensor.topic: ReceivedWrenches(spec, config, sensor, topics[sensor.topic]) for sensor in config.wrenches
+        }
         self._order = StampOrder(self._topic, config.jump_s)
         self._changed = threading.Condition()
-        self._state: _TopicState | None = None
+        self._state: TopicState | None = None
         self._heard_ns = 0
         self._wrong: dict[str, str] = {}
         """what is wrong with the newest message, by topic"""
@@ -145,8 +55,8 @@ class MessageSynchronizer:
         self._fence = 0
         self.pictures: dict[str, ReceivedPictures] = {}
         for camera in spec.cameras:
-            resize = config.cameras.get(camera.name, ImageTopic()).resize
-            self.pictures[camera.name] = ReceivedPictures(camera, config, topics[camera.name], resize)
+            how = config.cameras.get(camera.name, ImageTopic())
+            self.pictures[camera.name] = ReceivedPictures(camera, config, topics[camera.name], how)
 
     # --- from the node ----------------------------------------------------------------------------------------------
 
@@ -167,8 +77,23 @@ class MessageSynchronizer:
             self._note(jump)
             # One of the scene before the last reset says nothing about this one.
             if is_newest and stamp >= self._fence:
-                self._state = _TopicState(stamp, time_ns, values)
+                self._state = TopicState(stamp, time_ns, values)
                 self._changed.notify_all()
+
+    def on_wrench(self, sensor: str, message: Any) -> None:
+        """A WrenchStamped of one of `config.wrenches`, by its topic there."""
+        wrench = self._wrenches[sensor]
+        with self._changed:
+            try:
+                stamp, time_ns, jump = self._stamps.read(message, wrench.topic)
+            except InvalidDataError as error:
+                self._wrong[wrench.topic] = str(error)
+            else:
+                self._wrong.pop(wrench.topic, None)
+                self._note(jump)
+                if stamp >= self._fence:
+                    self._note(wrench.add(stamp, time_ns, message))
+            self._changed.notify_all()
 
     def on_executed(self, message: Any) -> None:
         """What the robot did with a command."""
@@ -233,6 +158,8 @@ class MessageSynchronizer:
                 self._state = None
             for pictures in self.pictures.values():
                 pictures.clear_before(fence)
+            for sensor in self._wrenches.values():
+                sensor.newest = None
             self._jumps.clear()
             self._executed.clear()
 
@@ -251,9 +178,10 @@ class MessageSynchronizer:
         return done()
 
     def _missing(self) -> list[str]:
+        felt = [one.topic for one in self._wrenches.values() if one.newest is None]
         if self._state is None:
-            return [self._topic, *(one.topic for one in self.pictures.values() if not one.frames)]
-        return [one.topic for one in self.pictures.values() if one.at(self._state.stamp) is None]
+            return [self._topic, *felt, *(one.topic for one in self.pictures.values() if not one.frames)]
+        return felt + [one.topic for one in self.pictures.values() if one.at(self._state.stamp) is None]
 
     def faults(self) -> str:
         """What is wrong with the newest messages, '' when nothing is."""
@@ -293,7 +221,7 @@ class MessageSynchronizer:
         return time.monotonic_ns() - self._heard_ns < self._config.max_age_s * 1e9
 
     def state(self) -> np.ndarray:
-        """float32[ds]: the newest. Raises `RobotError` when it is too old."""
+        """float32[ds]: the newest, NaN where a wrench belongs. Raises `RobotError` when it is too old."""
         with self._changed:
             return self._fresh_state(f"robot '{self._spec.embodiment}'").values.copy()
 
@@ -308,9 +236,22 @@ class MessageSynchronizer:
             images = {name: self._frame(who, pictures, state.stamp) for name, pictures in self.pictures.items()}
             # Mapping follows corrections of the clock: a picture may end up a few microseconds after its state.
             self._last_ns = max(self._last_ns, state.time_ns, *(frame.time_ns for frame in images.values()), 0)
-            return Observation(self._last_ns, state.values.copy(), images, text)
+            return Observation(self._last_ns, self._with_wrenches(who, state), images, text)
 
-    def _fresh_state(self, who: str) -> _TopicState:
+    def _with_wrenches(self, who: str, state: TopicState) -> np.ndarray:
+        values, machine_ns = state.values.copy(), time.monotonic_ns()
+        for sensor in self._wrenches.values():
+            age_s = math.inf if sensor.newest is None else (machine_ns - sensor.newest.time_ns) / 1e9
+            if sensor.newest is None or age_s > self._config.max_age_s:
+                wrong = self._wrong.get(sensor.topic, "")
+                raise RobotError(
+                    f"{who}: the wrench on '{sensor.topic}' is {age_s:.2f} s old (limit {self._config.max_age_s:g} "
+                    f"s){': ' + wrong if wrong else ''}. Is its sensor's node running? `ros2 topic hz {sensor.topic}`"
+                )
+            values[sensor.which] = sensor.newest.values
+        return values
+
+    def _fresh_state(self, who: str) -> TopicState:
         state, machine_ns = self._state, time.monotonic_ns()
         since_ns = self._heard_ns if self._aged_by_arrival or state is None else state.time_ns
         age_s = (machine_ns - since_ns) / 1e9

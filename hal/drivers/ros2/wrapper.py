@@ -250,6 +250,21 @@ class RosNode:
             found[f"{info.node_namespace.rstrip('/')}/{info.node_name}"] = "reliable" if reliable else "best_effort"
         return found
 
+    def mismatches(self, topic: str, kind: str, reliability: Reliability) -> list[str]:
+        """Why each node that subscribes to `topic` cannot hear a publisher of this kind; [] when nobody subscribes."""
+        from rclpy.qos import QoSCompatibility, qos_check_compatible
+
+        found = []
+        for info in self.node.get_subscriptions_info_by_topic(self.topic(topic)):
+            who = f"'{self.topic(topic)}' is taken by {info.node_namespace.rstrip('/')}/{info.node_name}"
+            fits, why = qos_check_compatible(_qos(reliability, 1), info.qos_profile)
+            why = why.replace("ERROR: ", "").replace(";", ", ")
+            if info.topic_type != kind:
+                found.append(f"{who} as {info.topic_type}, not as {kind}; set the output's kind")
+            elif fits is not QoSCompatibility.OK:
+                found.append(f"{who} with another quality of service ({why.strip('; ')}); set qos.command or its own")
+        return found
+
     def topics_of(self, kind: str) -> list[str]:
         """Names of all topics of a type that are there now, sorted."""
         return sorted(name for name, kinds in self.node.get_topic_names_and_types() if kind in kinds)

@@ -12,7 +12,7 @@ from wire.types import Observation
 
 
 class FutureStateScheduler(AlignedScheduler):
-    """Asks one forecast delay ahead, with the state the robot will have by then.
+    """Asks one usual delay ahead, with the state the robot will have by then.
 
     The state is rolled forward by the actions that are decided until then, as they will be executed. A chunk that is
     early waits for its first tick while the old one goes on; when that is used up the robot would only stand still, and
@@ -56,14 +56,15 @@ class FutureStateScheduler(AlignedScheduler):
             self._drifted = True
 
     def _is_due(self, running: ScheduledChunk, tick: int) -> bool:
-        ends = min(running.start + self._execute_ticks, running.end)
-        return self._drifted or tick + self.tracker.delay.ticks >= ends
+        delay = self.tracker.delay
+        due = min(running.start + self._execute_ticks - delay.usual_ticks, running.end - delay.ticks)
+        return self._drifted or tick >= due
 
     def _make_request(self, tick: int, observation: Observation) -> ChunkRequest:
         # what drifted once is not foretold again at once: a chunk for now can always be used
         foretold = self.predictor.last_action_was_ours and not self._drifted
         self._drifted = False
-        ahead = min(self.tracker.delay.ticks, self._max_delay) if foretold else 0
+        ahead = min(self.tracker.delay.usual_ticks, self._max_delay) if foretold else 0
         self._assumed_until = tick + ahead
         self.predictor.reset_drift()
         past = self.predictor.past

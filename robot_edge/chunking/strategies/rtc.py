@@ -18,8 +18,10 @@ class RtcScheduler(AlignedScheduler):
     """Asks for now, with the running chunk's actions from now on as prefix; executes from the tick of arrival.
 
     What goes along as committed is what will be executed, within the limits of velocity and acceleration.
-    Of H actions at most H - `execute_ticks` are committed (section 3.1 of both papers), and no more than training
-    knew. A chunk that comes later than that jumps. Without a running chunk, or while somebody else acts, there is no
+    As many are committed as the usual delay has ticks, of H actions at most H - `execute_ticks` (section 3.1 of both
+    papers), and no more than training knew. The papers commit the longest delay of late; but what is committed is the
+    old plan, so a few slow answers would make every chunk as old as they are. A chunk that comes later than committed
+    jumps, as one of `AlignedScheduler` does. Without a running chunk, or while somebody else acts, there is no
     prefix.
     """
 
@@ -45,7 +47,9 @@ class RtcScheduler(AlignedScheduler):
         # The policy knows actions at the pace it was trained with: one tick is `speed_up` of them.
         pace = self.tracker.config.speed_up
         left = running.made.actions[(tick - running.chunk.first_tick) * pace :]
-        ticks = min(self.tracker.delay.ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks)
+        ticks = min(
+            self.tracker.delay.usual_ticks, running.end - tick, len(running.chunk.actions) - self._execute_ticks
+        )
         committed = min(max(ticks, 0) * pace, len(left))
         if self._max_delay is not None:
             committed = min(committed, self._max_delay)

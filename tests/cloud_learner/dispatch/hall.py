@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
+from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
@@ -28,7 +30,13 @@ TASKS = ("reach", "push")
 class Hall:
     """A gateway on a data directory with a clock that the test moves."""
 
-    def __init__(self, root: Path, clock: ManualClock | None = None, server: MemoryServer | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        clock: ManualClock | None = None,
+        server: MemoryServer | None = None,
+        stops: Callable[[ManualClock], StopServer] | None = None,
+    ) -> None:
         self.root = root
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
@@ -36,10 +44,21 @@ class Hall:
         ingest = Ingest(self.ledger, store, self.clock)
         ingest.open()
         self.view = FleetView(self.clock)
-        self.desk = OperatorSessions(self.view, clock=self.clock)
+        self.stops = stops(self.clock) if stops is not None else None
+        give = self.stops.give if self.stops is not None else None
+        self.desk = OperatorSessions(self.view, clock=self.clock, stop=give)
         weights = WeightStore.open(root / "weights", self.ledger)
         self.gateway = Gateway(
-            self.server, self.ledger, ingest, weights, self.view, TASKS, SPEC, self.clock, lambda: self.clock.now_ns()
+            self.server,
+            self.ledger,
+            ingest,
+            weights,
+            self.view,
+            TASKS,
+            SPEC,
+            self.clock,
+            lambda: self.clock.now_ns(),
+            self.stops,
         )
         self.edges: list[FakeEdge] = []
         self.calls = 0
@@ -120,7 +139,8 @@ def canary(version: int = 0, episodes: int = 3, **more: object) -> JobRequest:
 
 
 def page(hall: Hall, operator: int, kind: str, robot: str = "robot-0", **more: object) -> None:
-    hall.desk.handle_message(operator, msgspec.json.encode({"type": kind, "robot": robot, **more}))
+    made = {"captured_ms": hall.clock.now_ns() / 1e6}
+    hall.desk.handle_message(operator, msgspec.json.encode({"type": kind, "robot": robot, **made, **more}))
     hall.gateway.poll()
     for edge in hall.edges:
         edge.poll()

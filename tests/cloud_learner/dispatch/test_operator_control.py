@@ -10,9 +10,10 @@ import pytest
 from hal.safety.stop_latch import StopLatch
 from tests.cloud_learner.dispatch.hall import Hall, commands, page
 from tests.cloud_learner.fake_edge import FakeEdge
+from tests.people import Person
 from wire.errors import RejectedError, StorageError
 from wire.messages.fleet import AcquireLease, Preempted, ReleaseLease, RenewLease
-from wire.messages.gateway import OperatorCommand
+from wire.messages.gateway import LAST_SEQUENCE, OperatorCommand
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ def test_taking_over_at_the_page_is_a_lease_and_handing_back_gives_the_job_back(
     me = hall.desk.join()
     told = edge.job
     page(hall, me, "take_over")
+    page(hall, me, "take_over")  # pressed twice
     assert hall.lease("robot-0") == (f"web-{me}", "operator")
     hall.pass_time(40.0)
     assert hall.lease("robot-0") == (f"web-{me}", "operator")
@@ -35,7 +37,7 @@ def test_taking_over_at_the_page_is_a_lease_and_handing_back_gives_the_job_back(
     page(hall, me, "command", action=[0, 0, 0, 0])
     page(hall, me, "hand_back")
     hall.pass_time(1.0)
-    assert commands(edge) == ["take_over", "command", "hand_back"]
+    assert commands(edge) == ["take_over", "take_over", "command", "hand_back"]
     assert hall.lease("robot-0") == ("main", "rollout")
     assert told is not None and edge.job is not None and edge.job.id == told.id
 
@@ -80,7 +82,7 @@ def test_a_stop_outranks_everybody_until_it_is_released(hall: Hall) -> None:
     teleoperator = hall.peer("teleoperator")
     lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1000.0)).lease
     assert lease is not None
-    teleoperator.send(OperatorCommand("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over", lease=lease.number))
     hall.pass_time(1.0)
     hall.received(teleoperator)
     me = hall.desk.join()
@@ -133,26 +135,34 @@ def test_a_teleoperator_drives_only_what_it_holds(hall: Hall) -> None:
     assert "is held by 'main'" in hall.ask(teleoperator, OperatorCommand("robot-0", "take_over")).refused
     lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 0, 1.0)).lease
     assert lease is not None and lease.priority == 80
-    assert "has not taken" in hall.ask(teleoperator, OperatorCommand("robot-0", "command", rest)).refused
-    teleoperator.send(OperatorCommand("robot-0", "take_over", operator="forged"))
-    teleoperator.send(OperatorCommand("robot-0", "command", rest))
+    person = Person(hall.clock, lease.number, "forged")
+    assert "has not taken" in hall.ask(teleoperator, person("command", *rest)).refused
+    teleoperator.send(person("take_over"))
+    teleoperator.send(person("command", *rest))
+    made_ns = hall.clock.now_ns()
     hall.gateway.poll()
+    old = f"lease {lease.number - 1} of 'robot-0' is over; 'teleoperator' holds it by lease {lease.number}"
     for bad, words in (
-        (OperatorCommand("robot-0", "command", (9.0, 0.0, 0.0, 0.0)), "outside [-1, 1]"),
-        (OperatorCommand("robot-0", "command", (0.0,)), "1 numbers"),
-        (OperatorCommand("robot-0", "command", (float("nan"), 0.0, 0.0, 0.0)), "no number to act on"),
-        (OperatorCommand("robot-0", "drop_link"), "kind: a teleoperator cannot ask for 'drop_link'"),
+        (person("command", 9.0, 0.0, 0.0, 0.0), "outside [-1, 1]"),
+        (person("command", 0.0), "1 numbers"),
+        (person("command", float("nan"), 0.0, 0.0, 0.0), "no number to act on"),
+        (person("command", *rest, lease=lease.number - 1), old),
+        (person("drop_link"), "kind: a teleoperator cannot ask for 'drop_link'"),
     ):
         assert words in hall.ask(teleoperator, bad).refused
     hall.pass_time(0.4)
     assert [type(m).__name__ for m in hall.received(teleoperator)] == ["EdgeStatus"] * 2  # it sees what it drives
+    teleoperator.send(person("scene_ready"))
     # another one cannot, but anybody may stop
     other = hall.peer("teleoperator-2")
-    assert "is held by 'teleoperator'" in hall.ask(other, OperatorCommand("robot-0", "command", rest)).refused
+    for kind in ("command", "success"):
+        assert "is held by 'teleoperator'" in hall.ask(other, OperatorCommand("robot-0", kind, rest)).refused
     hall.ask(teleoperator, ReleaseLease(2, "robot-0", lease.number))
     hall.pass_time(1.0)
-    assert commands(edge) == ["take_over", "command", "hand_back"]
-    assert all(m.operator == "teleoperator" for m in edge.received if isinstance(m, OperatorCommand))
+    assert commands(edge) == ["take_over", "command", "scene_ready", "hand_back"]
+    heard = [m for m in edge.received if isinstance(m, OperatorCommand)]
+    assert {(m.operator, m.lease) for m in heard} == {("teleoperator", lease.number)}
+    assert heard[1].captured_ns == made_ns and [m.sequence for m in heard] == [2, 3, 9, LAST_SEQUENCE]
     assert hall.lease("robot-0") == ("main", "rollout")
 
 
@@ -160,8 +170,9 @@ def test_a_teleoperator_that_vanishes_leaves_the_robot_holding(hall: Hall) -> No
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
-    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
-    teleoperator.send(OperatorCommand("robot-0", "take_over"))
+    lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0)).lease
+    assert lease is not None
+    teleoperator.send(OperatorCommand("robot-0", "take_over", lease=lease.number))
     hall.pass_time(2.0)
     assert commands(edge) == ["take_over", "drop_link"]
     assert hall.lease("robot-0") == ("dropped:teleoperator", "operator")
@@ -181,12 +192,13 @@ def test_a_teleoperator_that_comes_back_drives_on(hall: Hall) -> None:
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     teleoperator = hall.peer("teleoperator")
-    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0))
-    teleoperator.send(OperatorCommand("robot-0", "take_over"))
+    lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 1.0)).lease
+    assert lease is not None
+    teleoperator.send(OperatorCommand("robot-0", "take_over", lease=lease.number))
     hall.pass_time(3.0)
     lease = hall.ask(teleoperator, AcquireLease(2, "robot-0", "teleoperation", 80, 30.0)).lease
     assert lease is not None
-    teleoperator.send(OperatorCommand("robot-0", "take_over"))
+    teleoperator.send(OperatorCommand("robot-0", "take_over", lease=lease.number))
     hall.pass_time(5.0)
     assert hall.ask(teleoperator, RenewLease(3, "robot-0", lease.number)).refused == ""
     assert commands(edge) == ["take_over", "drop_link", "take_over"]
@@ -209,8 +221,9 @@ def test_a_page_cannot_take_what_a_teleoperator_drives_and_a_console_can_end_it(
     edge = hall.edge("robot-0")
     hall.pass_time(1.0)
     teleoperator, console, me = hall.peer("teleoperator"), hall.peer(), hall.desk.join()
-    hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 100.0))
-    teleoperator.send(OperatorCommand("robot-0", "take_over"))
+    lease = hall.ask(teleoperator, AcquireLease(1, "robot-0", "teleoperation", 80, 100.0)).lease
+    assert lease is not None
+    teleoperator.send(OperatorCommand("robot-0", "take_over", lease=lease.number))
     hall.pass_time(1.0)
     assert hall.desk.control(me) == {"robot-0": "other"}
     with pytest.raises(RejectedError, match=r"held by 'teleoperator' \(teleoperation\)"):

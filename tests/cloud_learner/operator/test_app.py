@@ -60,7 +60,7 @@ def test_page_and_its_parts_are_served(client: TestClient):
     page = client.get("/")
     assert page.status_code == 200
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
-    for name in ("app.js", "card.js", "chart.js", "dom.js", "drive.js", "style.css", "icon.svg"):
+    for name in ("app.js", "card.js", "chart.js", "clock.js", "dom.js", "drive.js", "style.css", "icon.svg"):
         answer = client.get(f"/static/{name}")
         assert answer.status_code == 200, name
         assert "http://" not in answer.text.replace("http://www.w3.org/", ""), f"{name} loads from elsewhere"
@@ -109,7 +109,7 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
             while next_of(other, "fleet")["control"] != {"r1": "other"}:
                 pass
             assert view.pop_commands() == []
-        mine.send_json({"type": "command", "robot": "r1", "action": [1, 0, 0, 0]})
+        mine.send_json({"type": "command", "robot": "r1", "action": [1, 0, 0, 0], "captured_ms": 5.0})
         assert wait_for_command(view, "command").action == (1.0, 0.0, 0.0, 0.0)
     assert wait_for_command(view, "drop_link").robot == "r1"
 

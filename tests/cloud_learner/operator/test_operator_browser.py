@@ -14,6 +14,7 @@ import pytest
 from cloud_learner.operator.app import Server, serve
 from cloud_learner.operator.view import FleetView
 from hal.safety.stop_latch import StopLatch
+from robot_edge.control.mode import HoldReason
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
@@ -48,6 +49,8 @@ class Gateway:
         self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self.latches = {name: StopLatch() for name in ROBOTS}
+        self.says: dict[str, dict[str, object]] = {name: {} for name in ROBOTS}
+        """what else their status says"""
         self._stop = threading.Event()
         for name in ROBOTS:
             self.view.add_robot(name, arm_spec())
@@ -79,7 +82,7 @@ class Gateway:
             self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),), stops)
             for name in ROBOTS:
                 mode = "estop" if stops[name].stops else "hold" if stops[name].ready else self._modes[name]
-                self.view.update_status(edge_status(name, mode=mode, stop=stops[name]))
+                self.view.update_status(edge_status(name, **({"mode": mode, "stop": stops[name]} | self.says[name])))
                 self.view.update_preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
 
@@ -267,6 +270,47 @@ def test_stops(page: sync_api.Page, gateway: Gateway):
     for card in page.locator(".card").all():
         sync_api.expect(card.locator(".chip")).to_have_text("estop")
     assert {command.robot for command in gateway.commands[since:] if command.kind == "estop"} == set(ROBOTS)
+
+
+def test_a_card_says_who_slows_a_robot(page: sync_api.Page, gateway: Gateway):
+    reason = page.locator("[data-robot=r2] .reason")
+    gateway.latches["r2"].limit_speed("cli", 0.25)
+    gateway.latches["r2"].limit_speed("ros", 0.5)
+    sync_api.expect(reason).to_contain_text("Slowed to 25% by cli, ros.")
+    for who in ("cli", "ros"):
+        gateway.latches["r2"].limit_speed(who, 1.0)
+    sync_api.expect(reason).not_to_contain_text("Slowed")
+
+
+def test_a_waiting_robot_has_large_buttons_for_verdict_and_scene(page: sync_api.Page, gateway: Gateway):
+    page.set_viewport_size({"width": 390, "height": 844})  # a phone
+    card = page.locator("[data-robot=r1]")
+    buttons = card.get_by_role("group", name="Episode of r1").get_by_role("button")
+    sync_api.expect(buttons).to_have_count(0)
+    gateway.says["r1"] = {"by_person": True}
+    sync_api.expect(buttons).to_have_text(["Success", "Failure", "End", "Re-record", "Discard"])
+    waits = {"mode": "hold", "reason": HoldReason.scene.value, "episode": ""}
+    gateway.says["r1"] = {"by_person": True, **waits, "open_outcome": "unjudged"}
+    sync_api.expect(buttons).to_have_text(["Success", "Failure", "Re-record", "Discard", "Scene ready"])
+    sync_api.expect(card.locator(".question")).to_have_text("How did it end? Then reset the scene.")
+    for name, kind in (
+        ("Success", "success"),
+        ("Failure", "failure"),
+        ("Re-record", "rerecord"),
+        ("Discard", "discard"),
+        ("Scene ready", "scene_ready"),
+    ):
+        box = card.get_by_role("button", name=name).bounding_box()
+        assert box is not None and box["height"] >= 48 and box["width"] >= 120 and box["x"] + box["width"] <= 390
+        since = len(gateway.commands)
+        card.get_by_role("button", name=name).click()
+        assert gateway.wait_for(kind, since).robot == "r1"
+    gateway.says["r1"] = {"by_person": True, **waits, "open_outcome": "success"}
+    sync_api.expect(card.locator(".question")).to_have_text("It ended: success. Reset the scene.")
+    sync_api.expect(card.get_by_role("button", name="Success")).to_have_attribute("aria-pressed", "true")
+    gateway.says["r1"] = {"by_person": True, **waits}
+    sync_api.expect(buttons).to_have_text(["Scene ready"])
+    assert page.locator(".toast").count() == 0
 
 
 def test_closing_the_page_drops_its_robot(page: sync_api.Page, gateway: Gateway, browser, server: Server):

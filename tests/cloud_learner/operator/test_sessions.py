@@ -33,7 +33,7 @@ def desk(view: FleetView, clock: ManualClock) -> OperatorSessions:
 
 
 def say(desk: OperatorSessions, operator: int, kind: str, robot: str = "r1", **more: object) -> str:
-    return desk.handle_message(operator, json.dumps({"type": kind, "robot": robot, **more}))
+    return desk.handle_message(operator, json.dumps({"type": kind, "robot": robot, "captured_ms": 5.0, **more}))
 
 
 def kinds(view: FleetView) -> list[tuple[str, str]]:
@@ -48,9 +48,19 @@ def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetVi
     say(desk, me, "command", action=[0, 0.5, -1, 1], sequence=4)
     say(desk, me, "hand_back")
     take, command, back = view.pop_commands()
+    assert command.captured_ns == 5_000_000, "as the page says"
     assert (take.kind, command.kind, back.kind) == ("take_over", "command", "hand_back")
     assert (command.action, command.sequence, command.operator) == ((0.0, 0.5, -1.0, 1.0), 4, f"web-{me}")
     assert desk.control(me) == {}
+
+
+@pytest.mark.parametrize("captured_ms", [0.0, -1.0, 1e300])
+def test_a_command_says_when_it_was_made(desk: OperatorSessions, view: FleetView, captured_ms: float):
+    me = desk.join()
+    say(desk, me, "take_over")
+    with pytest.raises(ProtocolError, match="does not say when it was made"):
+        say(desk, me, "command", action=[0, 0, 0, 0], captured_ms=captured_ms)
+    assert kinds(view) == [("r1", "take_over")]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cloud_learner.operator.view_models import not_drivable
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
 from wire.clock import ManualClock
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
+from wire.stop_state import StopState
 from wire.types import CommandType, Dimension, PolicyVersion
 
 SECOND_NS = 1_000_000_000
@@ -56,6 +57,14 @@ def test_a_robot_is_shown_as_its_status_says():
     assert robot["missed_percent"] == 0.5
     assert robot["recent"] == [{"task": "drawer-open", "outcome": "success", "human_steps": 30}]
     assert robot["spec"]["cameras"] == ["front"]
+
+
+def test_a_card_says_who_slows_a_robot():
+    view = FleetView(ManualClock())
+    view.add_robot("r1", arm_spec())
+    assert view.snapshot()["robots"][0]["speed_limits"] == {}
+    view.update_status(edge_status("r1", stop=StopState(speed_limits={"cli": 0.25})))
+    assert view.snapshot()["robots"][0]["speed_limits"] == {"cli": 0.25}
 
 
 def test_a_silent_robot_is_lost_once_and_comes_back():

@@ -36,6 +36,8 @@ def test_help_names_the_commands() -> None:
         (("up", "--robots", "0"), "greater than or equal to 1"),
         (("up", "--recipe", "nowhere:make"), "PYTHONPATH"),
         (("up", "--recipe", "os:getcwd"), "recipe 'os:getcwd'"),
+        (("up", "--recipe", "so101"), "needs --config FILE.toml"),
+        (("edge", "--recipe", "so101"), "needs --config FILE.toml"),
         (("edge", "--name", "robot-0", "--keys", "/nonexistent"), "vla-fleet keys robot-0"),
         (("edge", "--name", "../evil"), "cannot be a name"),
         (("plot", "nothing.json", "a.png"), "reading the report"),
@@ -132,7 +134,8 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_recipe_is_complete(name: str) -> None:
-    recipe = get_recipe(name)
+    config = ROOT / "docs" / "examples" / "bench.toml"
+    recipe = get_recipe(name, config=config if name == "so101" else None)
     assert recipe.name == name
     assert set(recipe.instructions) == set(recipe.tasks)
     if recipe.tiny:

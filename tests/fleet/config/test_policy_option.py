@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import EdgeOptions, EvaluatorOptions, TrainerOptions, UpOptions
 from fleet.config.recipes import get_recipe
+from fleet.launch import robot_builders
 from fleet.launch.process_specs import ProcessSpecs
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
 from fleet.tools.policy_process import _last_word, build_policy, try_policy
+from hal.drivers.fake import FakeRobot
 from policies.conformance.check import PolicyCheck
 from policies.interface import registry
 from policies.interface.policy import Policy
@@ -132,13 +135,25 @@ def test_whoever_runs_or_trains_the_policy_is_told_and_nobody_else() -> None:
     assert "--delay" not in parts.make_trainer().argv
 
 
-def test_an_edge_tells_its_processes(tmp_path: Path) -> None:
+def test_an_edge_tells_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
     options = EdgeOptions(recipe="fake", data=tmp_path, gateway="tcp://x:1", operator=False)
     edge = edge_processes(replace(options, overrides=Overrides(policy="echo:small")))
     assert set(edge._commands) == {"robot", "control", "inference", "uplink"}
     for command in edge._commands.values():
         assert command[command.index("--policy") + 1] == "echo:small"
+        assert "--cpu-control" not in command
+        assert command[command.index("--reset-by") + 1] == "robot"
+    core = min(os.sched_getaffinity(0))
+    pinned = edge_processes(replace(options, cpu_control=core))
+    assert all(command[command.index("--cpu-control") + 1] == str(core) for command in pinned._commands.values())
+    with pytest.raises(ConfigError, match="--cpu-driver 4095: this process may run on cores"):
+        edge_processes(replace(options, cpu_driver=4095))
+    with monkeypatch.context() as real:
+        real.setattr(FakeRobot, "real", True, raising=False)
+        real.setattr(robot_builders, "require_limits", lambda robot, limits: None)
+        told = edge_processes(options)._commands["control"]
+        assert told[told.index("--reset-by") + 1] == "person"
     with pytest.raises(ConfigError, match="nothing in it fits robot 'fake-point'"):
         edge_processes(replace(options, overrides=Overrides(policy="echo:broken")))
 

@@ -24,6 +24,9 @@ from fleet.config.process_options import (
     TrainerOptions,
     UpOptions,
 )
+from fleet.config.recipes import get_recipe
+from robot_edge.control.config import EpisodeRules
+from wire.errors import ConfigError
 
 KINDS = (
     GatewayOptions,
@@ -54,8 +57,11 @@ def parsed(kind: type[ProcessOptions], words: list[str]) -> ProcessOptions:
 def _value(default: Any, name: str) -> st.SearchStrategy[Any]:
     if name == "measure_at":
         return st.lists(st.floats(0, 9), max_size=3)
+    if isinstance(default, list):
+        return st.lists(TEXT, max_size=3)
     if default is None:
-        return VALUES[{"robots": int, "minutes": float}.get(name, Path)]
+        kinds = {"robots": int, "minutes": float, "stop_port": int, "cpu_control": int, "cpu_driver": int}
+        return VALUES[kinds.get(name, Path)]
     return VALUES[type(default)]
 
 
@@ -81,6 +87,14 @@ def test_a_process_takes_only_the_overrides_that_concern_it() -> None:
     assert [word for word in told if word.startswith("--")] == ["--name", "--recipe", "--gateway", "--policy"]
     assert "--robot" not in EvaluatorOptions(overrides=overrides).arguments()
     assert "--robot" in EdgeOptions(overrides=overrides).arguments()
+    rules = EdgeOptions(overrides=Overrides(reset_by="person", reset_time_s=60.0, episode_time_s=30.0))
+    assert rules.arguments()[-6:] == ["--reset-by", "person", "--reset-time-s", "60.0", "--episode-time-s", "30.0"]
+    assert parsed(EdgeOptions, rules.arguments()) == rules
+    loop = rules.overrides.applied(get_recipe("fake")).loop
+    assert loop.episodes == EpisodeRules(reset_by_person=True, reset_s=60.0, max_s=30.0)
+    for wrong in ({"reset_by": "dog"}, {"reset_time_s": -1.0}, {"episode_time_s": float("inf")}):
+        with pytest.raises(ConfigError):
+            Overrides(**wrong)
     assert {f"--{name.replace('_', '-')}" for name in POLICY} & set(told) == {"--policy"}
     with pytest.raises(Exception, match="No such option"):
         parsed(TrainerOptions, ["--delay", "4"])

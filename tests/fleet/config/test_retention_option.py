@@ -36,7 +36,7 @@ def test_it_is_said_as_json_or_in_a_file(tmp_path: Path) -> None:
         ('{"max_byte": 1}', r"--retention: .*max_byte.* It may say: max_bytes, max_age_s, by_task"),
         ('{"by_task": {"push": {"max_bytes": "20G"}}}', r"--retention: Expected `float \| null`, got `str`"),
         ('{"max_age_s": -3}', "max_age_s -3 is negative"),
-        ("nowhere.json", "Give JSON or a JSON file"),
+        ("nowhere.json", "Give JSON, or a file of JSON or TOML"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(text: str, message: str) -> None:

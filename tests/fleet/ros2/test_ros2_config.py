@@ -73,6 +73,25 @@ def test_all_that_is_used_must_be_there() -> None:
     assert Endpoint("publisher", "/eye", "sensor_msgs/msg/CompressedImage") in required_endpoints(small)
 
 
+def test_of_a_robot_on_controllers_each_must_be_there_and_no_other_command_topic() -> None:
+    names = [d.name for d in get_recipe("fake").spec.action]
+    outputs = [
+        {"kind": "forward", "topic": "arm/commands", "dimensions": names[3:]},
+        {"kind": "trajectory", "topic": "base/joint_trajectory", "dimensions": names[:3]},
+    ]
+    targets = {name: {"state": name[-1]} for name in names[:3]}
+    wrenches = [{"topic": "ft", "axes": {"gripper_opening": "force.z"}}]
+    given = {"outputs": outputs, "targets": targets, "wrenches": wrenches}
+    found = required_endpoints(complete_config(get_recipe("fake"), json.dumps(given), "/left"))
+    assert {
+        (one.kind, one.name, one.type) for one in found if one.kind == "subscription" or one.name == "/left/ft"
+    } == {
+        ("subscription", "/left/arm/commands", "std_msgs/msg/Float64MultiArray"),
+        ("subscription", "/left/base/joint_trajectory", "trajectory_msgs/msg/JointTrajectory"),
+        ("publisher", "/left/ft", "geometry_msgs/msg/WrenchStamped"),
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "namespace", "whole"),
     [("a", "", "/a"), ("a", "/left", "/left/a"), ("a/b", "left", "/left/a/b"), ("/a", "/left", "/a")],

@@ -134,5 +134,5 @@ def test_limits_of_a_real_robot_are_proposed_and_it_does_not_run_without(
 def test_without_a_robot_it_looks_at_the_computer() -> None:
     done = doctor()
     assert done.returncode == 0
-    for line in ("shared memory", "robots", "fake", "metaworld"):
+    for line in ("shared memory", "real-time priority", "locked memory", "robots", "fake", "metaworld"):
         assert line in done.stdout

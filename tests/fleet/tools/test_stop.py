@@ -15,6 +15,7 @@ from fleet.cli import entry
 from hal.driver_host.stop_line import StopListener
 from hal.drivers.fake import FakeRobot
 from hal.safety.limited_robot import LimitedRobot
+from hal.safety.limits import SafetyLimits
 from hal.safety.stop_latch import StopLatch
 from robot_edge.runtime import lifecycle
 from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
@@ -37,12 +38,12 @@ class Computer:
         home.mkdir(parents=True, exist_ok=True)
         return home
 
-    def edge(self, name: str, answers: bool = True) -> LimitedRobot:
+    def edge(self, name: str, answers: bool = True, limits: SafetyLimits | None = None) -> LimitedRobot:
         """An edge that runs, with its host."""
         directory = self._stack.enter_context(lifecycle.run_directory())
         announce_host(directory, self.home(name))
         latch = StopLatch(self.home(name) / STOP_FILE)
-        robot = LimitedRobot(FakeRobot(), latch=latch)
+        robot = LimitedRobot(FakeRobot(), limits, latch)
         if answers:
             listener = StopListener(directory / HOST, robot, latch.save)
             self._stack.callback(listener.close)
@@ -68,7 +69,7 @@ def test_all_robots_of_this_computer_are_stopped_released_and_started(computer: 
     status, said = computer.stop()
     assert status == 0
     (stop,) = left.stop_state().stops
-    assert left.stop_state() == right.stop_state() == StopState({stop: "cli"})
+    assert left.stop_state() == right.stop_state() == StopState({stop: "cli"}, last=stop)
     for name in ("left", "right"):
         assert f"{name}: stopped by cli ({stop}); answered in " in said
         assert f"vla-fleet stop {name} --release {stop}" in said
@@ -78,7 +79,7 @@ def test_all_robots_of_this_computer_are_stopped_released_and_started(computer: 
     )
     assert left.stop_state().stops and right.stop_state().stops
     assert computer.stop("left", "--release", stop) == (0, "left: released and waits to be started\n")
-    assert left.stop_state() == StopState(ready=True)
+    assert left.stop_state() == StopState(ready=True, last=stop)
     assert right.stop_state().stops
     assert computer.stop("left", "--start") == (0, "left: started\n")
     assert left.stop_state().free
@@ -95,7 +96,18 @@ def test_a_release_takes_back_only_the_stop_that_it_names(computer: Computer) ->
     assert status == 1
     assert "nobody has made a stop 'web-9': left is stopped by web-1 (web-1-a), ros (ros-b)" in said
     assert computer.stop("--release", "web-1-a") == (0, "left: stopped by ros (ros-b)\n")
-    assert robot.stop_state() == StopState({"ros-b": "ros"})
+    assert robot.stop_state() == StopState({"ros-b": "ros"}, last="ros-b")
+
+
+def test_a_stop_whose_pedal_is_down_is_said_to_be_that(computer: Computer) -> None:
+    robot = computer.edge("left")
+    robot.stop("pedal-a", "pedal foot", lasting=True)
+    status, said = computer.stop("left", "--release", "all", "--start")
+    assert status == 1
+    assert "pedal-a cannot be released while what made it is pressed, open or not there" in said
+    robot.end_cause("pedal-a")
+    assert computer.stop("left", "--release", "all", "--start")[0] == 0
+    assert robot.stop_state().free
 
 
 def test_a_host_that_does_not_answer_starts_stopped_and_the_others_are_stopped_at_once(computer: Computer) -> None:

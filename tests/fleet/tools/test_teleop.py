@@ -163,7 +163,7 @@ def test_a_person_takes_drives_and_gives_back(scene: Scene) -> None:
     assert scene.kinds == ["take_over", "command", "hand_back"]
     commands = [wish for wish in scene.wishes if wish.kind == "command"]
     assert 27 <= len(commands) <= 30, "thirty a second"
-    assert [wish.sequence for wish in commands] == list(range(1, len(commands) + 1))
+    assert [wish.sequence for wish in commands] == list(range(2, len(commands) + 2))
     assert {wish.operator for wish in commands} == {"teleoperator"}
     assert commands[5].action == (0.5, 0, 0, 1)
     scene.person.close()
@@ -179,9 +179,11 @@ def test_what_the_robot_makes_of_it(scene: Scene) -> None:
     for wants in (HOLD, drive(0.5, 0, 0, 1), HOLD):
         scene.hand.wants = wants
         scene.robot.received.clear()
-        scene.run(0.4)
-        for wish in scene.wishes:
-            human.handle_command(wish)
+        for _ in range(12):
+            scene.run(1 / 30)
+            for wish in scene.wishes:
+                human.handle_command(wish)
+            scene.robot.received.clear()
         done = human.action(executed)
         assert human.in_control
         if wants is HOLD:
@@ -436,3 +438,35 @@ def test_devices_are_made_by_name_and_configuration() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'path'"):
         make_device("script", '{"pathh": "a.csv"}', False)
     assert isinstance(make_device("script", '{"path": "a.csv"}', False), ScriptedDevice)
+
+
+class StopWay:
+    """A connection for stops, as the test sees it."""
+
+    def __init__(self) -> None:
+        self.port, self.sent = 0, []
+
+    def follow(self, port: int) -> None:
+        self.port = port
+
+    def poll(self) -> None:
+        return None
+
+    def recv(self) -> None:
+        return None
+
+    def send(self, message: OperatorCommand) -> bool:
+        self.sent.append(message)
+        return True
+
+
+def test_a_stop_goes_by_the_way_of_stops_too_and_nothing_else_does(scene: Scene) -> None:
+    way = StopWay()
+    scene.person._stops = way  # type: ignore[assignment]
+    scene.hand.wants = TeleopCommand(engaged=True, action=np.zeros(4, np.float32))
+    scene.run(1.0)
+    assert scene.person.driving and not way.sent
+    scene.hand.wants = TeleopCommand(estop=True)
+    scene.run(0.5)
+    (stop,) = way.sent
+    assert (stop.kind, stop.stop) == ("estop", next(wish.stop for wish in scene.wishes if wish.kind == "estop"))

@@ -19,7 +19,7 @@ from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import DriverServer, run_driver_server
 from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeExpert, FakeRobot, Faults, fake_spec
 from hal.interfaces.robot import Feedback, Robot, Teleoperator
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from tests.hal.driver_host.hosting import HZ, PERIOD_S, until_held
 from wire.clock import ManualClock
 from wire.errors import ConfigError, InvalidDataError, RejectedError, RobotError, RobotMovingError, SpecMismatchError

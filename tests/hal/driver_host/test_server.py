@@ -75,6 +75,11 @@ class Processes:
             assert time.monotonic() < deadline, f"{what}: {self.lines()[-5:]}\n{self.said()}"
             time.sleep(0.01)
 
+    def wait(self) -> None:
+        """Until all that were started have ended."""
+        for process in self._all:
+            process.wait(60)
+
     def end(self) -> None:
         for process in self._all:
             if process.poll() is None:

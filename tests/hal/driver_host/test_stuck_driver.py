@@ -10,9 +10,10 @@ import pytest
 
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.stuck_driver import StuckDriverWatch
+from hal.driver_host.watchdog import CallDeadline
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.safety.limited_robot import LimitedRobot
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from tests.hal.driver_host.hosting import BLOCK, LOG, PERIOD_S, WHEELS, BrakedWheels
 from tests.hal.driver_host.test_server import Processes, place, processes  # noqa: F401
 from wire.errors import RobotError
@@ -22,7 +23,13 @@ BUSY_S = 0.15
 """for this machine, which may let a process wait"""
 
 
-def drive(processes: Processes, kind: str, call: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RobotProxy, int]:  # noqa: F811
+def drive(
+    processes: Processes,  # noqa: F811
+    kind: str,
+    call: str,
+    monkeypatch: pytest.MonkeyPatch,
+    velocity: float = 0.5,
+) -> tuple[RobotProxy, int]:
     """A host whose base drives and whose driver then blocks in `call`; and since when it does."""
     block = processes.path.with_name(f"block_in_{call}")
     monkeypatch.setenv(BLOCK, str(block))
@@ -32,7 +39,7 @@ def drive(processes: Processes, kind: str, call: str, monkeypatch: pytest.Monkey
     robot.reset("drive", 0)
     for _ in range(5):
         robot.read()
-        robot.write(np.array([0.5], np.float32))
+        robot.write(np.array([velocity], np.float32))
     block.touch()
     return robot, time.monotonic_ns()
 
@@ -69,9 +76,41 @@ def test_without_a_brake_the_driver_is_cut_off_soon_and_the_next_one_stops_it(
     assert (time.monotonic_ns() - blocked_ns) / 1e9 < 0.3 + 0.3 / 4 + BUSY_S
     assert processes.lines()[-1][2] == [0.5], "nobody could tell it to stand"
     processes.path.with_name("block_in_read").unlink()
+    processes.wait()
     processes.start("tests.hal.driver_host.hosting", "braked-wheels", str(processes.path))
     robot.connect()
     assert processes.lines()[-1][2] == [0.0], "whoever has it next does not wait for a scene"
+    robot.close()
+
+
+@pytest.mark.parametrize(("kind", "velocity"), [("wheels", 0.5), ("braked-wheels", 0.5), ("braked-wheels", 0.0)])
+def test_a_driver_that_holds_the_interpreter_is_cut_off_and_the_next_one_stops_the_robot(
+    processes: Processes,  # noqa: F811
+    kind: str,
+    velocity: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    robot, blocked_ns = drive(processes, kind, "read_in_C", monkeypatch, velocity)
+    with pytest.raises(RobotError, match="ended during"):
+        robot.read()
+    # No thread of it can run: neither can its brake be pulled nor a driver that stands be asked about.
+    assert (time.monotonic_ns() - blocked_ns) / 1e9 < 0.3 + 0.3 / 4 + BUSY_S
+    assert "in read" in processes.said(), "where it was is in the log"
+    processes.path.with_name("block_in_read_in_C").unlink()
+    processes.wait()
+    processes.start("tests.hal.driver_host.hosting", "braked-wheels", str(processes.path))
+    robot.connect()
+    assert processes.lines()[-1][2] == [0.0]
+    robot.close()
+
+
+def test_connecting_may_hold_the_interpreter_for_longer(
+    processes: Processes,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    robot, _ = drive(processes, "braked-wheels", "reset_in_C", monkeypatch, 0.0)
+    robot.reset("drive", 1)
+    robot.read()
     robot.close()
 
 
@@ -97,7 +136,7 @@ def test_a_driver_that_answers_is_left_alone(tmp_path: Path, monkeypatch: pytest
     robot.connect()
     robot.reset("drive", 0)
     watched = WatchedRobot(robot)
-    watch = StuckDriverWatch(watched)
+    watch = StuckDriverWatch(watched, CallDeadline())
     watch.start()
     for _ in range(20):
         watched.execute(np.array([0.5], np.float32), time.monotonic_ns())

@@ -7,15 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.limiter import (
-    CompiledLimits,
-    SafetyLimits,
-    hold_numbers,
-    limit_action,
-    limit_numbers,
-    limited_numbers,
-    speeds_of,
-)
+from hal.safety.limiter import hold_numbers, limit_action, limit_numbers, limited_numbers, speeds_of
+from hal.safety.limits import CompiledLimits, SafetyLimits
 from hal.safety.rest import rest_action
 from wire.errors import InvalidDataError
 from wire.types import CommandType, Dimension, RobotSpec

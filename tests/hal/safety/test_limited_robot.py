@@ -8,7 +8,7 @@ import pytest
 from hal.interfaces.dynamics import ActionStateMapping
 from hal.interfaces.robot import Feedback
 from hal.safety.limited_robot import LimitedRobot
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from wire.errors import ConfigError, InvalidDataError
 from wire.types import CommandType, Dimension, Observation, RobotSpec
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.interfaces.dynamics import ActionStateMapping
-from hal.safety.limiter import SafetyLimiter, SafetyLimits, compile_limits, hold_action, limit_action
+from hal.safety.limiter import SafetyLimiter, hold_action, limit_action
+from hal.safety.limits import SafetyLimits, compile_limits
 from hal.safety.rest import rest_action
 from tests.hal.safety.guarded import (
     ACTIONS,

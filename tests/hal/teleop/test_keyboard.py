@@ -82,13 +82,30 @@ def test_keys_together_opposite_keys_and_arrows(desk: Desk) -> None:
     assert action(desk.type("dw")) == [0.25, 0.25, 0, 0]
     assert action(desk.type("s")) == [0.25, 0, 0, 0]
     desk.later(1.0)
-    assert action(desk.type("\x1b[A\x1b[D\x1bOB")) == [-0.25, 0, 0, 0]
+    assert action(desk.type("\x1b[A\x1bOBa")) == [-0.25, 0, 0, 0]
 
 
 def test_an_arrow_may_come_in_two_parts(desk: Desk) -> None:
     desk.type("\r")
     assert desk.type("\x1b[").action is None
     assert action(desk.type("A")) == [0, 0.25, 0, 0]
+
+
+def test_keys_say_how_an_episode_ended_whoever_drives(desk: Desk) -> None:
+    said = desk.type("v")
+    assert (said.engaged, said.episode) == (False, ("success",))
+    desk.type("\r")
+    said = desk.type("dxczbn\x1b[C\x1b[D")
+    assert said.episode == ("failure", "end", "discard", "rerecord", "scene_ready", "next", "rerecord")
+    assert action(said) == [0.25, 0, 0, 0]
+    assert desk.later(0.01).episode == (), "each once"
+
+
+def test_esc_quits_once_it_is_no_arrow(desk: Desk) -> None:
+    desk.type("\r")
+    assert not desk.type("\x1b").quit
+    assert not desk.later(0.2).quit, "the rest of an arrow may be on its way"
+    assert desk.later(0.1).quit
 
 
 def test_speed_keys(desk: Desk) -> None:
@@ -179,12 +196,12 @@ def test_what_is_no_terminal_is_named(tmp_path) -> None:
 
 
 def test_keys_of_ones_own(desk: Desk) -> None:
-    own = Keyboard(KeyboardConfig(keys={"x": "+z", "up": "-grip"}, terminal=os.ttyname(desk.slave)), desk.clock)
-    with pytest.raises(ConfigError, match=r"the key 'x' moves 'z'.*Its actions: dx, dy, dz, grip"):
+    own = Keyboard(KeyboardConfig(keys={"p": "+z", "up": "-grip"}, terminal=os.ttyname(desk.slave)), desk.clock)
+    with pytest.raises(ConfigError, match=r"the key 'p' moves 'z'.*Its actions: dx, dy, dz, grip"):
         own.connect(sample_spec())
-    own = Keyboard(KeyboardConfig(keys={"x": "+dz"}, terminal=os.ttyname(desk.slave)), desk.clock)
+    own = Keyboard(KeyboardConfig(keys={"p": "+dz"}, terminal=os.ttyname(desk.slave)), desk.clock)
     own.connect(sample_spec())
-    os.write(desk.master, b"\rx")
+    os.write(desk.master, b"\rp")
     assert action(own.read(UNKNOWN, True)) == [0, 0, 0.25, 0]
     own.close()
 
@@ -199,6 +216,7 @@ def test_more_dimensions_than_keys_are_named() -> None:
     ("wrong", "message"),
     [
         ({"keys": {"e": "+dx"}}, "the key 'e' is 'emergency stop'"),
+        ({"keys": {"left": "+dx"}}, "the key 'left' is 'rerecord of an episode'"),
         ({"keys": {"ctrl": "+dx"}}, "no single character"),
         ({"speeds": (0.0, 1.0)}, "speeds must be in"),
         ({"speed": 9}, "no index"),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.teleop.pose import Jog, check_rest, neutral_action, pose_of, read_binding, without_rates
+from hal.teleop.pose import Jog, check_rest, neutral_action, pose_of, read_binding
 from robot_edge.control.operator_override import OperatorOverride
+from tests.people import Person
 from wire.clock import ManualClock
 from wire.errors import ConfigError
-from wire.messages.gateway import OperatorCommand
 from wire.types import CommandType, Dimension, RobotSpec
 
 ARM = RobotSpec(
@@ -92,19 +92,20 @@ def test_what_is_not_measured_is_set_and_stays() -> None:
 
 def test_a_robot_does_what_the_second_command_says_and_keeps_the_rest() -> None:
     """The edge's own rules for a person's commands, after the first one that asks for nothing."""
-    clock = ManualClock()
+    clock = ManualClock(10**9)
     human = OperatorOverride(ARM, clock)
-    human.handle_command(OperatorCommand("arm", "take_over"))
+    person = Person(clock)
+    human.handle_command(person("take_over"))
     executed = np.float32([20, 50, 0, -1])
     pose = np.float32([20.5, 49, 0, np.nan])
     action = np.float32([60, 49.5, 0, 1])
     first = neutral_action(ARM, pose, action)
     assert np.abs(first - action).max() <= 0.001 * 200 + 1e-3, "harmless if it were executed"
-    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, first))))
+    human.handle_command(person("command", *first))
     assert human.action(executed) is None
-    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, action))))
+    human.handle_command(person("command", *action))
     assert human.action(executed) == pytest.approx([60, 50, 0, 1]), "lift was there: it stays as it was executed"
-    human.handle_command(OperatorCommand("arm", "command", tuple(map(float, without_rates(ARM, action)))))
+    human.handle_command(person("command"))
     assert human.action(executed) is None, "a released key holds"
 
 

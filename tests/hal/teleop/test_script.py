@@ -107,4 +107,4 @@ def test_devices_are_configured_by_plain_values() -> None:
     assert read_config("script", {"path": "a.csv", "repeat": 2}, TELEOPERATORS) == ScriptConfig("a.csv", repeat=2)
     with pytest.raises(ConfigError, match="Did you mean 'deadzone'"):
         read_config("gamepad", {"dead_zone": 0.1}, TELEOPERATORS)
-    assert read_config("keyboard", {"keys": {"x": "+dx"}}, TELEOPERATORS).keys == {"x": "+dx"}
+    assert read_config("keyboard", {"keys": {"p": "+dx"}}, TELEOPERATORS).keys == {"p": "+dx"}

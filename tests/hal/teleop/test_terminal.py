@@ -64,6 +64,14 @@ def desk() -> Iterator[Desk]:
     assert not desk.leader.open
 
 
+def test_keys_say_how_an_episode_ended_whoever_drives(desk: Desk) -> None:
+    assert desk.type("v").episode == ("success",)
+    said = desk.type("\r\x1b[C")
+    assert (said.engaged, said.episode, desk.type("").episode) == (True, ("next",), ())
+    said = desk.type("bq")
+    assert (said.quit, said.episode) == (True, ("rerecord",))
+
+
 def test_enter_lets_it_drive_and_takes_that_back(desk: Desk) -> None:
     assert isinstance(desk.device, TeleopDevice)
     assert not desk.device.read(UNKNOWN, True).engaged

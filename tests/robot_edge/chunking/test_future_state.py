@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.limiter import SafetyLimiter
+from hal.safety.limits import SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler

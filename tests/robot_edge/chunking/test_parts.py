@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from robot_edge.chunking.action_predictor import ActionPredictor
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.scheduler import DelayEstimator, RequestTracker, quantise
@@ -36,6 +36,16 @@ class TestDelayEstimator:
             delay.add(2)
         assert delay.ticks == 2
 
+    def test_what_is_usual_is_not_what_is_long(self) -> None:
+        delay = DelayEstimator(first=3)
+        assert delay.usual_ticks == 3
+        for ticks in [2, 2, 12] * 20:
+            delay.add(ticks)
+        assert (delay.usual_ticks, delay.ticks) == (2, 12)
+        for ticks in [12] * 20:
+            delay.add(ticks)
+        assert delay.usual_ticks == 12
+
     def test_one_slow_answer_of_many_does_not_count(self) -> None:
         delay = DelayEstimator()
         for ticks in [2] * 30 + [40]:
@@ -52,6 +62,9 @@ class TestDelayEstimator:
         assert share >= 0.95 - 1e-9
         assert delay.ticks in last
         assert sum(ticks < delay.ticks for ticks in last) / len(last) < 0.95
+        for kept, most in (("usual_ticks", 0.5), ("ticks", 0.95)):
+            assert sum(ticks <= getattr(delay, kept) for ticks in last) / len(last) >= most - 1e-9
+        assert sum(ticks < delay.usual_ticks for ticks in last) / len(last) < 0.5
 
 
 def chunk(actions: list[list[float]]) -> ActionChunk:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hal.interfaces.dynamics import SpecMotion
-from hal.safety.limiter import SafetyLimiter, SafetyLimits
+from hal.safety.limiter import SafetyLimiter
+from hal.safety.limits import SafetyLimits
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from tests.robot_edge.chunking.simulated import LINE, SPEC, Simulated, reply_to

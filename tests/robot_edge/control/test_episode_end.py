@@ -11,8 +11,6 @@ import pytest
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, Faults
 from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.chunking.factory import make_scheduler
-from robot_edge.chunking.scheduler import ChunkSchedulerSelector
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
@@ -317,14 +315,14 @@ def test_each_chunk_is_recorded_once_with_the_first_step_that_executed_an_action
 def test_chunks_of_which_nothing_was_executed_are_not_recorded() -> None:
     bench = Bench(max_ticks=500).ready().tick(3)
     before = len(chunks(bench))
-    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
+    bench.uplink.send(bench.person("take_over"))
     for _ in range(40):
-        bench.uplink.send(OperatorCommand("robot-0", "command", (0.0, 0.0, 0.3, 0.0)))
+        bench.uplink.send(bench.person("command", 0.0, 0.0, 0.3, 0.0))
         bench.tick()
     assert bench.loop.mode is Mode.human
     assert len({step.chunk_tick for step in bench.steps()}) > before + 2, "chunks came meanwhile"
     assert len(chunks(bench)) == before
-    bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
+    bench.uplink.send(bench.person("hand_back"))
     bench.tick(3)
     assert chunks(bench)[before].first_tick == bench.steps()[-1].chunk_tick
 
@@ -332,8 +330,7 @@ def test_chunks_of_which_nothing_was_executed_are_not_recorded() -> None:
 def test_a_chunk_that_is_executed_faster_is_recorded_as_it_was_made() -> None:
     bench = Bench().ready()
     bench.answer = np.array([0.1, 0.2, 0.0, 0.4], np.float32)
-    config = ChunkingConfig("naive", speed_up=2)
-    bench.loop.chunks = ChunkSchedulerSelector(lambda trained: make_scheduler(config, bench.robot.spec, trained))
+    bench.chunking = ChunkingConfig("naive", speed_up=2)
     bench.tick(LENGTH)
     assert {round(float(step.executed[0]), 3) for step in bench.steps()[5:]} == {0.2}
     for chunk in chunks(bench):

@@ -14,6 +14,7 @@ from robot_edge.chunking.factory import make_scheduler
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
+from tests.people import Person
 from wire.clock import ManualClock
 from wire.errors import RobotError
 from wire.messages import Message
@@ -38,6 +39,7 @@ class Bench:
         self.clock = ManualClock()
         self.robot = FakeRobot(config or FakeConfig(), self.clock)
         self.robot.connect()
+        self.chunking = ChunkingConfig("aligned")
         self.uplink, uplink = memory_pair()
         self.inference, inference = memory_pair()
         self.loop = ControlLoop(
@@ -46,11 +48,12 @@ class Bench:
             LimitedRobot(self.robot, FAKE_LIMITS),
             uplink,
             inference,
-            lambda trained: make_scheduler(ChunkingConfig("aligned"), self.robot.spec, trained),
+            lambda trained: make_scheduler(self.chunking, self.robot.spec, trained),
             self.clock,
             LoopConfig(**{"max_ticks": 30, "tail_ticks": 2, "gate": GateConfig(min_ticks=5), **limits}),
             FakeExpert(self.robot) if operated else None,
         )
+        self.person = Person(self.clock)
         self.said: list[Message] = []
         self.asked: list[ChunkRequest] = []
         self.scenes: list[str] = []
@@ -103,6 +106,20 @@ def test_a_robot_holds_until_it_has_a_job_and_a_version() -> None:
     bench.tick(3)
     assert bench.loop.mode is Mode.policy
     assert bench.steps()
+
+
+def test_a_person_demonstrates_before_there_is_a_version() -> None:
+    bench = Bench()
+    bench.uplink.send(Job("j", FAKE_TASKS, 500_000))
+    bench.uplink.send(bench.person("take_over"))
+    for number in range(10):
+        action = (0.1 * (number % 2 + 1), *(0.0 for _ in range(bench.loop.robot.spec.action_dim - 1)))
+        bench.uplink.send(bench.person("command", *action))
+        bench.tick()
+    assert Actor.human in {step.actor for step in bench.steps()}
+    bench.uplink.send(bench.person("hand_back"))
+    bench.tick(3)
+    assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.no_version)
 
 
 def test_every_tick_of_an_episode_is_recorded_in_order_with_who_acted() -> None:
@@ -218,14 +235,14 @@ def test_a_person_outranks_the_scripted_operator_and_pauses_the_time_limit() -> 
     bench = Bench(operated=True).ready()
     bench.answer = -np.ones(4, np.float32)
     bench.tick(3)
-    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
+    bench.uplink.send(bench.person("take_over"))
     for _ in range(60):
-        bench.uplink.send(OperatorCommand("robot-0", "command", (0.0, 0.0, 0.3, 0.0)))
+        bench.uplink.send(bench.person("command", 0.0, 0.0, 0.3, 0.0))
         bench.tick()
     assert bench.loop.mode is Mode.human
     assert bench.outcomes() == []
     assert {s.actor for s in bench.steps()[5:]} == {Actor.human}
-    bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
+    bench.uplink.send(bench.person("hand_back"))
     bench.tick(40)
     assert bench.outcomes() == ["failure"] or bench.outcomes() == ["success"]
 
@@ -236,11 +253,11 @@ def test_estop_ends_the_episode_and_nothing_starts_until_somebody_starts_it() ->
     bench.tick(10)
     assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.estop, HoldReason.estop)
     assert bench.outcomes() == ["aborted"]
-    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
-    bench.uplink.send(OperatorCommand("robot-0", "command", (1.0, 0.0, 0.0, 0.0)))
+    bench.uplink.send(bench.person("take_over"))
+    bench.uplink.send(bench.person("command", 1.0, 0.0, 0.0, 0.0))
     bench.tick(5)
     assert bench.loop.mode is Mode.estop
-    bench.uplink.send(OperatorCommand("robot-0", "hand_back"))
+    bench.uplink.send(bench.person("hand_back"))
     bench.uplink.send(OperatorCommand("robot-0", "start"))
     bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="1"))
     bench.tick(5)
@@ -252,15 +269,15 @@ def test_estop_ends_the_episode_and_nothing_starts_until_somebody_starts_it() ->
 
 def test_commands_that_a_stalled_link_kept_do_not_move_the_robot() -> None:
     bench = Bench().ready().tick(5)
-    bench.uplink.send(OperatorCommand("robot-0", "take_over"))
+    bench.uplink.send(bench.person("take_over"))
     bench.tick(2)
     made_ns = bench.clock.now_ns() - 1_000_000_000
     for number in range(20):
-        late = OperatorCommand("robot-0", "command", (1.0, 0, 0, 0), number, captured_ns=made_ns + number * 30_000_000)
+        late = bench.person("command", 1.0, 0, 0, 0, captured_ns=made_ns + number * 30_000_000)
         bench.uplink.send(late)
     bench.tick(3)
     assert (bench.loop.mode, bench.loop.hold.reason) == (Mode.hold, HoldReason.operator_idle)
-    bench.uplink.send(OperatorCommand("robot-0", "command", (1.0, 0, 0, 0), 20, captured_ns=bench.clock.now_ns()))
+    bench.uplink.send(bench.person("command", 1.0, 0, 0, 0))
     bench.tick(1)
     assert bench.loop.mode is Mode.human
     bench.uplink.send(late)

@@ -9,7 +9,7 @@ from hal.drivers.fake import FAKE_LIMITS, FAKE_TASKS, FakeConfig, FakeRobot, Fau
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback
 from hal.safety.limited_robot import LimitedRobot
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.strategies.future_state import FutureStateScheduler

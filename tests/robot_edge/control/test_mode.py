@@ -21,6 +21,7 @@ FLAGS = (
     "script",
     "version_fits",
     "trained",
+    "scene_open",
 )
 FAULTS = (
     HoldReason.bad_observation,
@@ -65,7 +66,11 @@ def test_every_combination_follows_the_rules() -> None:
         assert (mode is Mode.human) == (known.human and commanded and fit and not known.estop)
         assert not (known.human and mode in (Mode.reset, Mode.script, Mode.policy))
         # a reset beats script and policy, the script the policy
-        free = fit and not known.estop and not known.human
+        # nobody begins in a scene that a person has to reset, and nobody is asked to while nothing could begin
+        can_begin = known.script or (known.version > 0 and known.version_fits and known.trained)
+        asked = known.scene_open and can_begin
+        free = fit and not known.estop and not known.human and not asked
+        assert (hold.reason is HoldReason.scene) == (fit and not known.estop and not known.human and asked)
         assert (mode is Mode.reset) == (free and known.resetting)
         assert (mode is Mode.script) == (free and not known.resetting and known.script)
         # the policy moves only if nobody else wants to, and if all it needs is there
@@ -99,6 +104,7 @@ def test_a_fault_is_the_reason(reason: HoldReason) -> None:
         ({"version": 0}, HoldReason.no_version),
         ({"version_fits": False}, HoldReason.other_version),
         ({"trained": False}, HoldReason.untrained),
+        ({"scene_open": True}, HoldReason.scene),
         *(({"missing_action": Hold(reason)}, reason) for reason in MISSING),
     ],
 )

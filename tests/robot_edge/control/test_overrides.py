@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from robot_edge.control.config import GateConfig
-from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.control.rate import Rate
 from robot_edge.control.takeover import Gate
-from tests import samples
 from wire.clock import ManualClock
-from wire.messages.gateway import OperatorCommand
 
 MS = 1_000_000
 
@@ -88,73 +85,3 @@ class TestGate:
         far = np.ones(4, np.float32)
         took = self.run([far] * 3 + [None] * 10, [1 - 0.02 * i for i in range(13)])
         assert all(took[2:])
-
-
-class TestHuman:
-    executed = np.array([0, 0, 0, 1], np.float32)
-
-    def command(self, kind: str, *action: float) -> OperatorCommand:
-        return OperatorCommand("robot-0", kind, action)
-
-    def test_a_key_moves_and_its_release_holds(self) -> None:
-        clock = ManualClock()
-        human = OperatorOverride(samples.spec(), clock)
-        assert human.handle_command(self.command("take_over"))
-        assert not human.handle_command(self.command("take_over"))
-        human.handle_command(self.command("command", 0.5, 0, 0, -1))
-        command = human.action(self.executed)
-        assert command is not None
-        # the gripper stays as it is until the person changes it
-        assert command.tolist() == [0.5, 0, 0, 1]
-        human.handle_command(self.command("command", 0, 0, 0, -1))
-        assert human.action(self.executed) is None
-        human.handle_command(self.command("command", 0, 0, 0, 0.5))
-        command = human.action(self.executed)
-        assert command is not None
-        assert command.tolist() == [0, 0, 0, 0.5]
-
-    def test_an_old_command_is_a_released_key(self) -> None:
-        clock = ManualClock()
-        human = OperatorOverride(samples.spec(), clock)
-        human.handle_command(self.command("take_over"))
-        human.handle_command(self.command("command", 1, 0, 0, 0))
-        clock.advance(290 * MS)
-        assert human.action(self.executed) is not None
-        clock.advance(20 * MS)
-        assert human.action(self.executed) is None
-
-    def test_a_lost_link_holds_until_the_person_is_back(self) -> None:
-        human = OperatorOverride(samples.spec(), ManualClock())
-        human.handle_command(self.command("take_over"))
-        human.handle_command(self.command("command", 1, 0, 0, 0))
-        human.handle_command(self.command("drop_link"))
-        assert human.in_control
-        assert not human.linked
-        assert human.action(self.executed) is None
-        human.handle_command(self.command("command", 1, 0, 0, 0))
-        assert human.linked
-
-    def test_a_takeover_that_is_said_again_changes_nothing_but_after_a_lost_link(self) -> None:
-        human = OperatorOverride(samples.spec(), ManualClock())
-        human.handle_command(self.command("take_over"))
-        human.handle_command(self.command("command", 0.5, 0, 0, 0.5))
-        human.handle_command(self.command("command", 0.5, 0, 0, -0.5))
-        human.handle_command(self.command("take_over"))
-        command = human.action(self.executed)
-        # its gripper too stays what the person has set
-        assert command is not None and command.tolist() == [0.5, 0, 0, -0.5]
-        human.handle_command(self.command("drop_link"))
-        human.handle_command(self.command("take_over"))
-        assert human.linked and human.action(self.executed) is None
-
-    def test_nobody_moves_a_robot_without_taking_over(self) -> None:
-        human = OperatorOverride(samples.spec(), ManualClock())
-        human.handle_command(self.command("command", 1, 0, 0, 0))
-        assert human.action(self.executed) is None
-
-    @pytest.mark.parametrize("action", [(1.0,), (float("nan"), 0, 0, 0)])
-    def test_bad_commands_are_ignored(self, action: tuple[float, ...]) -> None:
-        human = OperatorOverride(samples.spec(), ManualClock())
-        human.handle_command(self.command("take_over"))
-        human.handle_command(self.command("command", *action))
-        assert human.action(self.executed) is None

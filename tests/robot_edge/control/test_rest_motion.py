@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
+import msgspec
 import numpy as np
 import pytest
 
 from hal.interfaces.robot import RestPose
 from hal.safety.limited_robot import LimitedRobot
-from hal.safety.limiter import SafetyLimits
+from hal.safety.limits import SafetyLimits
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.rest_motion import RestMotion
 from tests.robot_edge.control.test_no_jumps import SPEC, START, Bench, acts
 from wire.clock import ManualClock
 from wire.errors import InvalidDataError, RobotError
 from wire.messages.gateway import OperatorCommand
+from wire.types import Observation
 
 RANGE = SPEC.action[0].high - SPEC.action[0].low
 PACE = 1.0
@@ -41,6 +45,17 @@ class TestMotion:
             for _ in range(1000):
                 motion.next_action(state)
                 clock.advance(SPEC.period_ns)
+
+    def test_one_that_is_slowed_may_take_its_time(self) -> None:
+        state, clock = np.array([START], np.float32), ManualClock()
+        motion = RestMotion(SPEC, pose(80.0, pace=0.05), state, clock, speed_limit=0.25)
+        while (action := motion.next_action(state)) is not None:
+            state = state + 0.25 * (action - state)
+            motion.on_executed(state)
+            clock.advance(SPEC.period_ns)
+            if abs(state[0] - 80.0) < 0.01:
+                break
+        assert clock.now_ns() > 2 * (80.0 - START) / 0.05 * SPEC.period_ns + 2e9, "longer than at full speed"
 
     @pytest.mark.parametrize(
         "wrong", [RestPose(np.full(1, np.nan), 1, 1), RestPose(np.zeros(9), 1, 1), pose(0.0, pace=0.0)]
@@ -97,6 +112,19 @@ class TestLoop:
         assert [row.by for row in bench.tick(20)] == [0.0] * 20
         bench.robot.unreadable = False
         assert any(row.by for row in bench.tick(10))
+
+    def test_it_does_not_set_out_on_a_time_that_jumped_while_it_was_reset(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read, jumps = bench.robot.read, chain([0], repeat(-2_000_000_000))
+
+        def jumping() -> Observation:
+            seen = read()
+            return msgspec.structs.replace(seen, time_ns=seen.time_ns + next(jumps))
+
+        monkeypatch.setattr(bench.robot, "read", jumping)
+        assert [row.by for row in bench.tick(3)] == [0.0] * 3, "what was read at the reset is all that can tell"
+        assert any(row.by for row in bench.tick(10)), "and it goes on by the new time"
 
     def test_limits_hold_on_the_way_too(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         slow = LimitedRobot(bench.robot, SafetyLimits(velocity={"x": 0.5 * SPEC.control_hz}))

@@ -22,9 +22,10 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.flight_recorder.events import FlightHeader
 from robot_edge.flight_recorder.recorder import FlightRecorder
 from robot_edge.flight_recorder.writer import FlightConfig
+from tests.people import Person
 from wire.clock import Clock, ManualClock
 from wire.messages import Message
-from wire.messages.gateway import Job, OperatorCommand, VersionActivated
+from wire.messages.gateway import Job, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import FrameRing
@@ -94,6 +95,7 @@ class Bench:
         **config: float,
     ) -> None:
         self.clock = ManualClock(1_000_000)
+        self.person = Person(self.clock, operator="web")
         self.robot = FakeRobot(fake, self.clock)
         self.robot.connect()
         self.uplink, uplink = memory_pair()
@@ -151,7 +153,7 @@ class Bench:
         return self
 
     def say(self, kind: str, *action: float, stop: str = "") -> Bench:
-        self.uplink.send(OperatorCommand("robot-0", kind, action, stop=stop))
+        self.uplink.send(self.person(kind, *action, stop=stop))
         return self
 
     def land(self) -> Bench:

@@ -192,7 +192,9 @@ class Robot:
                         case "release_estop":
                             self.latch.release(wish.stop)
                         case "start":
-                            self.latch.start()
+                            self.latch.start(wish.stop)
+                        case "speed_limit":
+                            self.latch.limit_speed(wish.operator, *wish.action)
             mode = "estop" if self.latch.state.stops else "hold" if self.latch.state.ready else "policy"
             self.line.send(status(mode, stop=self.latch.state))
 
@@ -213,9 +215,21 @@ def test_a_wish_is_carried_out_and_seen() -> None:
         assert operator.status.mode == "estop"
         assert list(operator.stop_state.stops.values()) == ["ros"]
         assert operator.release(5.0) == ""
-        assert operator.stop_state == StopState(ready=True)
+        assert operator.stop_state.ready and not operator.stop_state.stops
         assert operator.start(5.0) == ""
         assert operator.stop_state.free
+
+
+def test_a_robot_is_slowed_and_that_is_seen() -> None:
+    with Robot() as robot:
+        robot.latch.limit_speed("cli", 0.5)
+        operator = Ros2Operator("left", robot.theirs)
+        assert operator.limit_speed(0.25, 5.0) == ""
+        assert operator.stop_state.speed_limits == {"cli": 0.5, "ros": 0.25}
+        found = diagnose("active", "", operator.status, 0.1)
+        assert (found.level, found.message[:32]) == (WARN, "policy: not stopped; slowed to 0")
+        assert operator.limit_speed(1.0, 5.0) == ""
+        assert operator.stop_state.speed_limits == {"cli": 0.5}
 
 
 def test_a_release_takes_back_what_was_stopped_through_ros_and_says_what_is_left() -> None:

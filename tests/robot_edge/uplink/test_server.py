@@ -13,8 +13,10 @@ from hal.safety.stop_latch import StopLatch
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.uplink.server import Uplink
+from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.stop_orders import StopOrders
 from tests import samples
+from tests.people import Person
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFullError
 from wire.messages import Message
@@ -35,7 +37,15 @@ from wire.messages.gateway import (
     VersionAvailable,
     WeightBytes,
 )
-from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, LoadWeights, RequestPreviews, StepRecorded
+from wire.messages.local import (
+    EpisodeEnded,
+    EpisodeStarted,
+    FrameRecorded,
+    LoadWeights,
+    OperatorState,
+    RequestPreviews,
+    StepRecorded,
+)
 from wire.stop_state import StopState
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Frame, PolicyVersion
@@ -54,7 +64,8 @@ class Desk:
         self.control, control = memory_pair()
         self.inference, inference = memory_pair()
         line = self.server.connect("robot-0")
-        stops = StopOrders("robot-0", host, self.clock) if host is not None else None
+        stops = StopLink("robot-0", StopOrders("robot-0", host, self.clock)) if host is not None else None
+        self.stops = stops
         self.uplink = Uplink("robot-0", root / "edge", line, control, inference, self.clock, segment_steps, stops)
 
     def hello(self) -> None:
@@ -329,6 +340,14 @@ def test_a_desk_beside_the_robot_hears_it_and_stops_it_without_a_gateway(desk: D
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["estop"]
 
 
+def test_a_key_beside_the_robot_commands_it_as_a_desk_does(desk: Desk) -> None:
+    key, desk.uplink.keys = memory_pair()
+    key.send(OperatorCommand("robot-0", "take_over", operator="keys"))
+    key.send(OperatorCommand("robot-1", "take_over", operator="keys"))
+    desk.uplink.poll()
+    assert [m.operator for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["keys"]
+
+
 def test_a_lost_part_is_asked_for_again_and_a_newer_version_replaces_the_fetch(desk: Desk) -> None:
     desk.hello()
     desk.server.send("robot-0", VersionAvailable(version(1, b"old"), 5))
@@ -358,23 +377,29 @@ def test_jobs_and_wishes_reach_control_and_a_new_control_hears_the_job_again(des
     assert any(isinstance(m, Job) for m in desk.to_control())
 
 
-def test_control_that_says_hello_again_still_knows_that_its_driver_vanished(desk: Desk) -> None:
-    def told(*kinds: str) -> list[str]:
-        for kind in kinds:
-            desk.server.send("robot-0", OperatorCommand("robot-0", kind, operator="web-1"))
+def test_control_that_says_hello_again_still_knows_who_drives_and_what_has_been_passed_on(desk: Desk) -> None:
+    anna = Person(desk.clock, lease=5)
+
+    def told(*commands: OperatorCommand) -> OperatorState:
+        for command in commands:
+            desk.server.send("robot-0", command)
         desk.uplink.poll()
         desk.to_control()
         desk.control.send(Hello("robot-0", "edge", "c", 1, 77, samples.spec(), ("reach",)))
         desk.uplink.poll()
-        return [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)]
+        (state,) = [m for m in desk.to_control() if isinstance(m, OperatorState)]
+        return state
 
     desk.hello()
-    assert told("drop_link") == []
-    assert told("take_over") == ["take_over"]
-    assert told("drop_link") == ["take_over", "drop_link"]
-    assert told("take_over") == ["take_over"]
-    assert told("drop_link", "command") == ["take_over"]
-    assert told("drop_link", "hand_back") == []
+    assert told(anna("drop_link")).taken_over is None
+    state = told(anna("take_over"), anna("command", 0))
+    assert state.taken_over is not None and state.taken_over.operator == "web-1"
+    assert state.linked and state.seen == (5, 3)
+    state = told(anna("drop_link"))
+    assert state.taken_over is not None and not state.linked
+    assert told(anna("command", 0)).linked
+    state = told(anna("hand_back"))
+    assert state.taken_over is None and state.seen == (5, 6), "what comes late does not take it over again"
 
 
 def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
@@ -392,16 +417,28 @@ def test_status_carries_the_spool_and_previews_are_thinned(desk: Desk) -> None:
     assert len([m for m in received if isinstance(m, Preview) and m.time_ns >= SECOND]) == 1
 
 
-def test_a_control_process_that_is_started_again_still_knows_who_drives(desk: Desk) -> None:
+def test_a_stop_is_told_to_no_second_control_process(desk: Desk) -> None:
     desk.hello()
-    desk.server.send("robot-0", OperatorCommand("robot-0", "take_over"))
     desk.server.send("robot-0", OperatorCommand("robot-0", "estop"))
     desk.uplink.poll()
     desk.to_control()
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
     desk.uplink.poll()
-    # the stop was passed on and is told to nobody twice: whoever touches the driver keeps it
-    assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["take_over"]
+    # whoever touches the driver keeps it
+    assert [m for m in desk.to_control() if isinstance(m, OperatorCommand)] == []
+
+
+def test_times_are_carried_over_and_who_is_beside_the_robot_is_for_the_uplink_to_say(desk: Desk) -> None:
+    beside, desk.uplink.operator = memory_pair()
+    desk.hello()
+    ahead_ns, now_ns = -SECOND // 2, desk.clock.now_ns()
+    desk.server.send("robot-0", HelloAck("monotonic:elsewhere", now_ns + ahead_ns, now_ns))
+    person = Person(desk.clock)
+    desk.server.send("robot-0", person("command", 1, captured_ns=now_ns + ahead_ns - 100, beside=True))
+    beside.send(person("command", 1, captured_ns=now_ns))
+    desk.uplink.poll()
+    found = [(m.captured_ns, m.beside) for m in desk.to_control() if isinstance(m, OperatorCommand)]
+    assert found == [(now_ns - 100, False), (now_ns, True)]
 
 
 def test_stops_go_to_the_host_and_past_control(tmp_path: Path) -> None:
@@ -416,6 +453,8 @@ def test_stops_go_to_the_host_and_past_control(tmp_path: Path) -> None:
                 latch.release(order.stop)
             case "start":
                 latch.start()
+            case "slow":
+                latch.limit_speed(order.who, order.share)
         return latch.state
 
     desk = Desk(tmp_path, host=host)
@@ -425,19 +464,46 @@ def test_stops_go_to_the_host_and_past_control(tmp_path: Path) -> None:
     desk.server.send("robot-0", OperatorCommand("robot-0", "take_over", operator="web-1"))
     beside.send(OperatorCommand("robot-0", "estop", operator="ros", stop="ros-b"))
     desk.uplink.poll()
-    assert latch.state == StopState({"web-1-a": "web-1", "ros-b": "ros"})
+    desk.stops.poll()
+    assert latch.state == StopState({"web-1-a": "web-1", "ros-b": "ros"}, last="ros-b")
     for stop in ("web-1-a", "ros-b"):
         beside.send(OperatorCommand("robot-0", "release_estop", operator="ros", stop=stop))
     desk.uplink.poll()
-    assert latch.state == StopState(ready=True)
-    desk.server.send("robot-0", OperatorCommand("robot-0", "start", operator="web-1"))
+    desk.stops.poll()
+    assert latch.state == StopState(ready=True, last="ros-b")
+    start = Person(desk.clock)("start")
+    desk.clock.advance(3 * SECOND)
+    desk.server.send("robot-0", start)
     desk.uplink.poll()
+    desk.stops.poll()
+    assert latch.state == StopState(ready=True, last="ros-b"), "it came too late"
+    desk.uplink.poll()
+    events = []
+    while (message := beside.recv()) is not None:
+        events += [message.detail] if isinstance(message, EdgeEvent) else []
+    assert events == ["start of 'web-1': it was not made in the last 1 s. Look at the robot and start it again."]
+    start = Person(desk.clock)("start")
+    desk.server.send("robot-0", start)
+    desk.uplink.poll()
+    desk.stops.poll()
     assert latch.state.free
+    beside.send(OperatorCommand("robot-0", "speed_limit", (0.5,), operator="ros"))
+    desk.server.send("robot-0", OperatorCommand("robot-0", "speed_limit", (1.0,), operator="ros"))
+    desk.uplink.poll()
+    desk.stops.poll()
+    assert latch.state == StopState(speed_limits={"ros": 0.5}), "only who is beside it says how fast it is"
+    latch.stop("again", "anna")
+    latch.release("again")
+    desk.server.send("robot-0", start)
+    desk.uplink.poll()
+    desk.stops.poll()
+    assert latch.state.ready, "it has been here before"
     assert [m.kind for m in desk.to_control() if isinstance(m, OperatorCommand)] == ["take_over"]
     desk.hello()  # another control process
     desk.clock.advance(10 * SECOND)
     desk.uplink.poll()
-    assert [order.kind for order in heard] == ["stop", "stop", "release", "release", "start"]
+    desk.stops.poll()
+    assert [order.kind for order in heard] == ["stop", "stop", "release", "release", "start", "slow"]
     desk.uplink.close()
 
 

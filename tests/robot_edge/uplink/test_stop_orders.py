@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from hal.driver_host.stop_line import StopOrder
 from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import ManualClock
-from wire.errors import RobotError
+from wire.errors import RejectedError, RobotError
+from wire.messages.gateway import OperatorCommand
 from wire.stop_state import StopState
+from wire.types import OperatorCommandKind
 
 MS = 1_000_000
 
@@ -69,3 +73,35 @@ def test_a_start_does_not_wait_behind_what_is_not_heard() -> None:
     clock.advance(5_000 * MS)
     orders.poll()
     assert [order.kind for order in host.heard] == ["release"]
+
+
+def test_a_speed_limit_comes_from_beside_the_robot_and_is_given_once() -> None:
+    clock, host = ManualClock(10**9), Host()
+    orders = StopOrders("robot-0", host.give, clock)
+    command = OperatorCommand("robot-0", OperatorCommandKind.speed_limit, (0.25,), operator="ros", beside=True)
+    slow = StopOrder("slow", who="ros", share=0.25)
+    assert orders.take(command)
+    host.deaf = False
+    clock.advance(1000 * MS)
+    orders.poll()
+    assert host.heard == [], "a late one might make the robot faster"
+    assert orders.take(msgspec.structs.replace(command, beside=False))
+    assert orders.take(msgspec.structs.replace(command, action=()))
+    assert host.heard == []
+    assert orders.take(command)
+    assert host.heard == [slow]
+
+
+def test_an_order_that_the_host_does_not_follow_is_not_given_again() -> None:
+    asked = list[StopOrder]()
+
+    def refuse(order: StopOrder) -> StopState:
+        asked.append(order)
+        raise RejectedError("it cannot be slowed")
+
+    clock = ManualClock(10**9)
+    orders = StopOrders("robot-0", refuse, clock)
+    orders.add(StopOrder("stop", "a", "web-1"))
+    clock.advance(1000 * MS)
+    orders.poll()
+    assert len(asked) == 1

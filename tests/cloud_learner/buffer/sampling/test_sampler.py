@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloud_learner.buffer.check import DISCARDED, OUTCOMES
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import (
@@ -374,6 +375,23 @@ def test_outcomes_count_when_they_are_known():
         plan = sampler.next()
         assert set(universe.episode_numbers[universe.episode[plan.segments]].tolist()) == {numbers[2]}
     assert set(plan.segments.tolist()) == {2, 4}, "an old segment of the episode, too"
+
+
+def test_what_a_person_discarded_is_drawn_no_more():
+    book = Book()
+    numbers = [book.episode("a", "online") for _ in range(2)]
+    for number in numbers:
+        book.segment(number, [(20, HUMAN, 1)])
+    universe = book.universe(("a",))
+    sampler = Sampler(universe, imitation(), by_step(universe), 10**9, 32, 1)
+    assert set(np.concatenate([sampler.next().segments for _ in range(5)]).tolist()) == {0, 1}
+    book.segment(numbers[0], [(10, HUMAN, 1)], outcome=DISCARDED)
+    book.segment(numbers[1], [(10, HUMAN, 1)], outcome=OUTCOMES.index("unjudged"))
+    universe.extend(book.index(universe.watermark))
+    sampler.refresh(1)
+    assert set(np.concatenate([sampler.next().segments for _ in range(5)]).tolist()) == {1, 3}
+    assert universe.left_out.tolist() == [True, False, True, False]
+    assert universe.finished(demonstration=False) == 1
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from collections.abc import Callable
 PING, READ, WRITE, REG_WRITE, ACTION, SYNC_READ, SYNC_WRITE = 1, 2, 3, 4, 5, 0x82, 0x83
 BROADCAST = 0xFE
 MODEL, MIN_LIMIT, MAX_LIMIT, OFFSET, TORQUE, GOAL, LOCK, PRESENT, MOVING = 3, 9, 11, 31, 40, 42, 55, 56, 66
+VOLTAGE, TEMPERATURE = 62, 63
+"""in tenths of a volt and degrees Celsius"""
 STS3215 = 777
 STEPS = 4096
 
@@ -39,6 +41,8 @@ class Servo:
         self.shaft = float(position)
         self.speed = speed
         self.blocked = False
+        self.wakings = 0
+        """how often it got torque"""
         self._now_s = now_s
         self._moved_s = now_s()
         self._later: tuple[int, bytes] | None = None
@@ -48,6 +52,8 @@ class Servo:
         self.put(MODEL, STS3215)
         self.put(5, number, 1)
         self.put(MAX_LIMIT, STEPS - 1)
+        self.put(VOLTAGE, 74, 1)
+        self.put(TEMPERATURE, 31, 1)
 
     def get(self, address: int, size: int = 2) -> int:
         return int.from_bytes(self.registers[address : address + size], "little")
@@ -83,6 +89,7 @@ class Servo:
         woken = address <= TORQUE < address + len(data) and not self.get(TORQUE, 1) and data[TORQUE - address]
         self.registers[address : address + len(data)] = data
         if woken:
+            self.wakings += 1
             # A servo that gets its torque back stays where it is.
             self.put(GOAL, _signed(self.present, 15))
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import array
+import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hal.drivers.fake import FakeConfig, fake_spec
 from tests.ros import needs_ros
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError, InvalidDataError, RobotError
 from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 
 pytestmark = needs_ros
 
 from hal.drivers.ros2 import messages as m  # noqa: E402
-from hal.drivers.ros2.config import ImageTopic, IntegrationTarget, Ros2Config, robot_spec  # noqa: E402
-from hal.drivers.ros2.synchronizer import MessageSynchronizer, Stamps  # noqa: E402
+from hal.drivers.ros2.config import (  # noqa: E402
+    DepthRange,
+    ImageTopic,
+    IntegrationTarget,
+    Ros2Config,
+    WrenchTopic,
+    robot_spec,
+)
+from hal.drivers.ros2.received import Stamps  # noqa: E402
+from hal.drivers.ros2.synchronizer import MessageSynchronizer  # noqa: E402
 
 ARM = RobotSpec(
     "arm",
@@ -141,15 +152,77 @@ def test_pictures_that_do_not_fit_are_named() -> None:
         m.decode_picture(broken, "/front")
 
 
+def depth_image(encoding: str, values: np.ndarray, padding: int = 0, big: bool = False) -> Any:
+    message = m.interface(m.IMAGE)()
+    rows = np.pad(values.astype(values.dtype.newbyteorder(">" if big else "<")).view(np.uint8), ((0, 0), (0, padding)))
+    message.height, message.width = values.shape
+    message.encoding, message.step, message.is_bigendian = encoding, rows.shape[1], int(big)
+    message.data = array.array("B", rows.tobytes())
+    return message
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_distances_are_levels_of_grey_and_0_is_none(big: bool) -> None:
+    reach = DepthRange(0.5, 2.5)
+    metres = np.array([[np.nan, 0.0, 0.1], [0.5, 1.5, 2.5], [np.inf, -np.inf, 9.0]], np.float32)
+    levels = [[0, 0, 1], [1, 128, 255], [255, 1, 255]]
+    seen = m.decode_picture(depth_image("32FC1", metres, padding=4, big=big), "t", reach)
+    assert seen.shape == (3, 3, 3) and seen.dtype == np.uint8
+    assert all(seen[..., channel].tolist() == levels for channel in range(3))
+    millimetres = np.array([[0, 1, 65535], [500, 1500, 2500]], np.uint16)
+    seen = m.decode_picture(depth_image("16UC1", millimetres, big=big), "t", reach)
+    assert seen[..., 0].tolist() == [[0, 1, 255], [1, 128, 255]]
+
+
+def test_distances_are_not_mixed_when_a_depth_picture_shrinks() -> None:
+    board = np.kron(np.indices((4, 4)).sum(0) % 2, np.ones((2, 2))).astype(np.uint16) * 2000
+    seen = m.decode_picture(depth_image("16UC1", board), "t", DepthRange(0.0, 4.0))
+    how = ImageTopic(resize=True, depth=DepthRange(0.0, 4.0))
+    small = m.fit_picture(seen, CameraSpec("deep", 4, 4, 30.0), how, "t")
+    assert set(np.unique(small)) == {0, 128}
+    assert np.array_equal(small[..., 0] > 0, np.indices((4, 4)).sum(0) % 2 == 1)
+
+
+def test_a_picture_that_is_no_depth_picture_is_named() -> None:
+    colour = m.raw_image("front", np.zeros((4, 6, 3), np.uint8), 1)
+    with pytest.raises(InvalidDataError, match=r"'/d': encoding 'rgb8' is none of 16UC1, 32FC1, and `depth` is set"):
+        m.decode_picture(colour, "/d", DepthRange(0.5, 2.5))
+    for near, far in ((1.0, 1.0), (-1.0, 2.0), (0.5, float("inf"))):
+        with pytest.raises(ConfigError, match="DepthRange"):
+            DepthRange(near, far)
+    with pytest.raises(ConfigError, match="depth comes as a raw Image"):
+        ImageTopic(compressed=True, depth=DepthRange(0.5, 2.5))
+
+
+def test_a_wrench_that_falls_silent_is_named_and_nobody_acts_on_its_last_value() -> None:
+    spec = RobotSpec("arm", (ARM.state[0], Dimension("push", "N", -9.0, 9.0)), ARM.action, (), 50.0)
+    config = Ros2Config(spec, wrenches=(WrenchTopic("ft", {"push": "force.z"}),), max_age_s=0.5)
+    now = [time.monotonic_ns()]
+    stamps = Stamps(config, lambda: now[0], None)
+    synchronizer = MessageSynchronizer(spec, config, {"joint_states": "/joint_states", "ft": "/ft"}, stamps, False)
+    felt = m.interface(m.WRENCH)()
+    felt.wrench.force.z = -2.5
+    m.set_stamp(felt, now[0] - 400_000_000)
+    synchronizer.on_wrench("ft", felt)
+    synchronizer.on_state(m.joint_state(["elbow"], [1.5], now[0] - 1_000_000))
+    assert synchronizer.observation("").state.tolist() == [1.5, -2.5]
+    assert np.isnan(synchronizer.state()[1]), "to hold, no wrench is needed"
+    m.set_stamp(felt, 0)
+    synchronizer.on_wrench("ft", felt)
+    synchronizer._config = replace(config, max_age_s=0.3)
+    with pytest.raises(RobotError, match=r"wrench on '/ft' is 0\.\d+ s old .*: '/ft': header.stamp is 0"):
+        synchronizer.observation("")
+
+
 def test_a_jpeg_comes_back_nearly_as_it_was_and_may_be_shrunk() -> None:
     spec = CameraSpec("front", 24, 32, 30.0)
     ramp = np.zeros((48, 64, 3), np.uint8)
     ramp[..., 0], ramp[..., 2] = np.linspace(0, 255, 64), 40
     seen = m.decode_picture(m.compressed_image("front", 95, ramp, 1), "t")
     assert np.abs(seen.astype(int) - ramp).mean() < 3
-    assert m.fit_picture(seen, spec, True, "t").shape == (24, 32, 3)
+    assert m.fit_picture(seen, spec, ImageTopic(resize=True), "t").shape == (24, 32, 3)
     with pytest.raises(InvalidDataError, match="48x64; camera 'front' of the spec has 24x32"):
-        m.fit_picture(seen, spec, False, "t")
+        m.fit_picture(seen, spec, ImageTopic(), "t")
 
 
 def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hal.drivers.fake import FakeConfig, fake_spec
-from hal.drivers.ros2.config import Ros2Config
+from hal.drivers.ros2.config import ImageTopic, Ros2Config
 from hal.drivers.ros2.synchronizer import ReceivedPictures
 from hal.drivers.ros2.time import ClockMap, StampOrder, read_together
 from wire.types import CameraSpec, Frame
@@ -78,7 +78,7 @@ def test_a_sender_that_starts_again_a_little_behind_is_believed_after_a_few_mess
 
 def test_a_state_gets_the_newest_picture_that_is_not_newer() -> None:
     front = CameraSpec("front", 1, 1, 1.0)
-    pictures = ReceivedPictures(front, Ros2Config(fake_spec(FakeConfig())), "front", resize=False)
+    pictures = ReceivedPictures(front, Ros2Config(fake_spec(FakeConfig())), "front", ImageTopic())
     frames = {stamp: Frame(stamp, np.full((1, 1, 3), stamp, np.uint8)) for stamp in (10, 20, 30, 40, 50)}
     assert pictures.at(10) is None
     assert not any(pictures.add(stamp, frames[stamp]) for stamp in (10, 30, 20))

@@ -14,14 +14,14 @@ from robot_edge.control.config import LoopConfig
 from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
 from wire.messages.gateway import RecordedChunk, TerminalObservation
-from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import private, without_preview
-from wire.types import ActionChunk, Actor, Episode, Observation, RobotSpec, Step
+from wire.types import ActionChunk, Actor, Episode, EpisodeOutcome, Observation, RobotSpec, Step
 
 log = logging.getLogger(__name__)
 
-_Record = EpisodeStarted | StepRecorded | FrameRecorded | EpisodeEnded
+_Record = EpisodeStarted | StepRecorded | FrameRecorded | EpisodeEnded | EpisodeJudged
 
 _ACTOR = {Mode.policy: Actor.policy, Mode.human: Actor.human, Mode.script: Actor.script}
 
@@ -42,7 +42,7 @@ class EpisodeTracker:
         self.recorder = recorder
         self.episode: Episode | None = None
         self.outcome = ""
-        """success or failure when its last step is recorded: only what that led to is still to be seen"""
+        """how it ended, once its last step is recorded: only what that led to is still to be seen"""
         self.first_tick = 0
         """control tick at which the newest episode began"""
         self.ended = 0
@@ -51,6 +51,9 @@ class EpisodeTracker:
         self._robot, self._spec_hash, self._config, self._notify = name, spec.hash, config, notify
         self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
+        self._asked_to_end, self._verdict = False, ""
+        self._longest = round(config.episodes.max_s * spec.control_hz) or None
+        """ticks, whoever acts"""
         self._acted = False
         self._chunk: tuple[int, int] | None = None
 
@@ -71,9 +74,13 @@ class EpisodeTracker:
             started_ns=now_ns,
         )
         self._begun += 1
-        self.outcome, self._chunk = "", None
+        self.outcome, self._chunk, self._asked_to_end, self._verdict = "", None, False, ""
         self.recorder.start(self.episode)
         return self.episode
+
+    def end_with(self, verdict: EpisodeOutcome | None) -> None:
+        """A person ends it, with a verdict or without: the next step that is recorded is the last."""
+        self._asked_to_end, self._verdict = True, verdict or self._verdict
 
     def step(
         self,
@@ -105,14 +112,17 @@ class EpisodeTracker:
         if reason in (HoldReason.no_recorder, HoldReason.bad_observation):
             # Nobody takes notes, so no backlog may grow; or there is nothing valid to note. The robot stands still.
             return True
-        succeeded = self._success_ticks > 0
-        over = feedback.truncated or self._own_ticks >= self._config.max_ticks or ending
+        succeeded = self._verdict == EpisodeOutcome.success or (self._success_ticks > 0 and not self._verdict)
+        too_long = self._longest is not None and tick + 1 - self.first_tick >= self._longest
+        over = feedback.truncated or self._own_ticks >= self._config.max_ticks or too_long or ending
+        over |= self._asked_to_end
         # What is cut off in the tail was done before.
         terminated = feedback.terminated or self._success_ticks > self._config.tail_ticks or (succeeded and over)
+        terminated |= bool(self._verdict)
         truncated = over and not terminated
         outcome = ""
         if terminated or (truncated and not ending):
-            outcome = "success" if succeeded else "failure"
+            outcome = EpisodeOutcome.success if succeeded else self._verdict or self._unsuccessful
         step = Step(
             tick=tick - self.first_tick,
             time_ns=observation.time_ns,
@@ -137,18 +147,31 @@ class EpisodeTracker:
         self.outcome = outcome
         return not truncated or bool(outcome)
 
-    def end(self, now_ns: int, terminal: Observation | None = None) -> str:
-        """Close the running episode; its outcome, if its last step is recorded. Else it was broken off: success in the
-        tail, aborted before.
+    def end(
+        self,
+        now_ns: int,
+        terminal: Observation | None = None,
+        *,
+        awaits_verdict: bool = False,
+        discarded: bool = False,
+    ) -> str:
+        """Close the running episode; its outcome, if its last step is recorded. Else it was broken off: as a person
+        said, success in the tail, aborted before.
 
-        `terminal`: what was observed after its last action.
+        `terminal`: what was observed after its last action; `awaits_verdict`: the recorder leaves its end open.
         """
-        broken_off = "success" if self._success_ticks else "aborted"
-        outcome, self.outcome = self.outcome or broken_off, ""
-        self.recorder.end(outcome, now_ns, terminal)
+        broken_off = self._verdict or (EpisodeOutcome.success if self._success_ticks else EpisodeOutcome.aborted)
+        outcome = EpisodeOutcome.discarded if discarded else self.outcome or broken_off
+        self.outcome = ""
+        self.recorder.end(outcome, now_ns, terminal, awaits_verdict=awaits_verdict)
         self.episode = None
         self.ended += 1
         return outcome
+
+    @property
+    def _unsuccessful(self) -> EpisodeOutcome:
+        """An episode that ended, and nobody has seen a success."""
+        return EpisodeOutcome.unjudged if self._config.episodes.judged_by_person else EpisodeOutcome.failure
 
     def _first_use(self, mode: Mode, chunk: ActionChunk | None, made: ActionChunk | None) -> RecordedChunk | None:
         """The chunk if the policy acts by it for the first time."""
@@ -203,9 +226,11 @@ class StepRecorder:
         self._step_ns = step.time_ns
         self._put(StepRecorded(self._episode.id, step, chunk, outcome))
 
-    def end(self, outcome: str, now_ns: int, observation: Observation | None = None) -> None:
+    def end(
+        self, outcome: str, now_ns: int, observation: Observation | None = None, *, awaits_verdict: bool = False
+    ) -> None:
         """`observation`: made after the last action. Left out if it is not newer than the last step, or its frames were
-        overwritten.
+        overwritten. `awaits_verdict`: `judge` closes it.
         """
         assert self._episode is not None
         terminal = None
@@ -214,8 +239,12 @@ class StepRecorder:
                 self._put_frames(self._episode, observation)
                 seen = {camera: frame.time_ns for camera, frame in observation.images.items()}
                 terminal = TerminalObservation(observation.time_ns, observation.state, seen)
-        self._put(EpisodeEnded(self._episode.id, outcome, now_ns, terminal))
+        self._put(EpisodeEnded(self._episode.id, outcome, now_ns, terminal, awaits_verdict))
         self._episode = None
+
+    def judge(self, episode: Episode, outcome: str, *, final: bool) -> None:
+        """Somebody has said how an episode ended that was left open; `final`: nobody will say otherwise."""
+        self._put(EpisodeJudged(episode.id, outcome, final))
 
     def _put_frames(self, episode: Episode, observation: Observation) -> None:
         for camera, frame in observation.images.items():

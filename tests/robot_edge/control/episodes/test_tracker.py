@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from robot_edge.control.episode_tracker import StepRecorder
+from robot_edge.control.episodes.tracker import StepRecorder
 from robot_edge.runtime.process_group import record_channel
 from tests import samples
 from wire.errors import InvalidDataError

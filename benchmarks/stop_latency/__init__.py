@@ -1,0 +1,1 @@
+"""How long a stop takes from the person to the driver; nobody else comes in."""
