@@ -20,7 +20,7 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.messages.gateway import OperatorCommand
 from wire.stop_state import new_stop_id
-from wire.types import Lease, OperatorCommandKind, RobotSpec
+from wire.types import EPISODE_COMMANDS, Lease, OperatorCommandKind, RobotSpec
 
 HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
@@ -178,8 +178,9 @@ class OperatorSessions:
             if spec is None:
                 raise RejectedError(f"{robot} has not said what its actions mean. Wait until it is connected.")
             check_action(robot, spec, message.action)
-            if not 0 < message.captured_ms < _LATEST_MS:
-                raise ProtocolError(f"a command for {robot} that does not say when it was made.")
+        timed = kind == OperatorCommandKind.command or kind in EPISODE_COMMANDS
+        if timed and not 0 < message.captured_ms < _LATEST_MS:
+            raise ProtocolError(f"a {kind} for {robot} that does not say when it was made.")
         stop = new_stop_id(_name(operator)) if kind == OperatorCommandKind.estop else message.stop
         self._queue(operator, robot, kind, message, stop)
         if kind in (OperatorCommandKind.take_over, OperatorCommandKind.hand_back):

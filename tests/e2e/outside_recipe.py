@@ -11,7 +11,7 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
 from hal.safety.limits import SafetyLimits
-from robot_edge.control.config import LoopConfig
+from robot_edge.control.config import EpisodeRules, LoopConfig
 from wire.errors import WeightsError
 from wire.types import ActionChunk, CommandType, Dimension, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
@@ -70,5 +70,5 @@ def recipe(seed: int = 0) -> Recipe:
         spec=SPEC,
         make_policy=Sway,
         algorithm=HGDagger(),
-        loop=LoopConfig(max_ticks=150, safety=LIMITS),
+        loop=LoopConfig(max_ticks=150, safety=LIMITS, episodes=EpisodeRules(reset_by_person=False)),
     )

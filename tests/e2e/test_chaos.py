@@ -103,7 +103,9 @@ def test_robots_come_and_go_and_the_fleet_goes_on_learning(job: Job, tmp_path: P
     chaos.pull(long, LONG_S)
     with FleetClient(job.data.gateway, job.data.keys) as fleet:
         deadline_s = time.monotonic() + CHAOS_S
-        while time.monotonic() < deadline_s:
+        late_s = deadline_s + BACK_S
+        # A slow machine learns as much, but later.
+        while time.monotonic() < deadline_s or (time.monotonic() < late_s and not _learned(before, job.snapshot())):
             for name, state in _robots(fleet).items():
                 if state.lease is None:
                     given_back.add(name)
@@ -117,9 +119,7 @@ def test_robots_come_and_go_and_the_fleet_goes_on_learning(job: Job, tmp_path: P
         # more than 10% of the robots a minute, by far
         assert len(chaos.unplugged) + len(chaos.killed) >= 10
         assert len(chaos.killed) >= 1
-        assert number(during) > number(before) + 3
-        assert during["version"]["gradient_steps"] > before["version"]["gradient_steps"] + 50, "learning goes on"
-        assert during["totals"]["steps_stored"] > before["totals"]["steps_stored"]
+        assert _learned(before, during), "learning goes on"
         assert long in given_back, "a robot that is out for long gives its lease back"
         told = json.dumps(during["events"])
         assert "check its cable" in told
@@ -143,6 +143,13 @@ def _robots(fleet: FleetClient) -> dict[str, RobotState]:
 def _leased_since(state: RobotState, lost: dict[str, int]) -> bool:
     """Whether the robot works for the job, and under a newer lease than the one it had when it was killed."""
     return state.lease is not None and state.job == "main" and state.lease.number > lost.get(state.name, 0)
+
+
+def _learned(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether versions, gradient steps and stored steps have gone on since `before`."""
+    steps = now["version"]["gradient_steps"] - before["version"]["gradient_steps"]
+    stored = now["totals"]["steps_stored"] - before["totals"]["steps_stored"]
+    return number(now) > number(before) + 3 and steps > 50 and stored > 0
 
 
 def _all_work(snapshot: dict[str, Any]) -> bool:

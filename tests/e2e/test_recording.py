@@ -12,7 +12,7 @@ from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipes import fake
 from robot_edge.control.config import EpisodeRules
 from robot_edge.control.mode import HoldReason
-from wire.messages.gateway import OperatorCommand
+from tests.people import Person
 
 pytestmark = pytest.mark.slow
 
@@ -28,15 +28,15 @@ def fleet(tmp_path: Path) -> Iterator[InProcessFleet]:
 
 
 def test_what_a_person_records_is_in_the_ledger_as_they_meant_it(fleet: InProcessFleet) -> None:
-    robot = fleet.robots[0]
+    robot, person = fleet.robots[0], Person(fleet.clock)
 
-    def say(kind: str, rounds: int = 8, **more: object) -> None:
-        assert fleet.view.submit_command(OperatorCommand(ROBOT, kind, operator="web-1", **more))  # type: ignore[arg-type]
+    def say(kind: str, rounds: int = 8, *action: float) -> None:
+        assert fleet.view.submit_command(person(kind, *action))
         fleet.turn(rounds, 0)
 
     def drive(rounds: int) -> None:
         for _ in range(rounds):
-            say("command", 1, action=(0.3, 0.0, 0.1, 0.0))
+            say("command", 1, 0.3, 0.0, 0.1, 0.0)
 
     for _ in range(60):
         fleet.turn(20)
