@@ -150,14 +150,15 @@ class Teleop:
         if status is not None:
             reason = f" ({status.reason})" if status.reason else ""
             what = f"{status.mode}{reason}   {status.task}".rstrip()
-        link = "no link" if self._silent or not self._session.accepted else f"link {1e3 * self.link_s:.0f} ms"
+        link = f"link {1e3 * self.link_s:.0f} ms"
+        if self._silent or not self._session.accepted:
+            what, link = f"no link   {what}", ""
         hint = getattr(self._device, "hint", "")
         if self._barred:
             hint = f"let go, then take over again   {hint}"
-        if status is not None and status.by_person:
-            was = f"(it was: {status.open_outcome})   " if status.open_outcome else ""
-            hint = f"{was}{EPISODE_HINT}   {hint}"
-        return f"{self.robot}   {what}   {link}   {'DRIVING   ' * self.driving}{hint}".rstrip()
+        was = f"(it was: {status.open_outcome})" if status is not None and status.open_outcome else ""
+        parts = (self.robot, what, "DRIVING" * self.driving, was, hint, link)
+        return "   ".join(part for part in parts if part)
 
     # --- the connection ------------------------------------------------------------------------------------------
 
@@ -183,6 +184,8 @@ class Teleop:
                 self._given_up = True
                 self._lose_lease(f"{self.robot} was taken away: {reason}.")
             case EdgeStatus(robot=robot) if robot == self.robot:
+                if message.by_person and self.status is None:
+                    self._report(f"A person has the last word of an episode: {EPISODE_HINT}.")
                 self.status, self._status_ns = message, now_ns
             case EdgeEvent(robot=robot, kind="refused", detail=detail) if robot == self.robot:
                 self._report(f"{robot} refuses: {detail}")

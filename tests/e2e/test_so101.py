@@ -104,7 +104,7 @@ class Person:
                 time.sleep(0.05)
 
     def drives(self, bench: Bench, least_s: float, seconds: float = 90) -> None:
-        """Take over, lead until the arm was seen to follow, and hand back."""
+        """Take over, lead until the arm was seen to follow, hand back, and say that it went well."""
         seen: list[tuple[int, int]] = []
         begun = time.monotonic()
         while True:
@@ -116,6 +116,7 @@ class Person:
                 break
             assert driven_s < seconds, f"the arm does not go where the leader is: {self.newest_line()}"
         self.until("enter: take over")
+        self.press("v")
 
     def _looks_at(self, bench: Bench, seen: list[tuple[int, int]]) -> None:
         self.prepares_the_scene()

@@ -28,6 +28,10 @@ _NEXT_NS = 1_000_000_000
 """whoever says `next` sooner after an episode has ended may have meant that one"""
 
 
+_NOBODY_ACTS = (HoldReason.no_job, HoldReason.no_version, HoldReason.other_version, HoldReason.untrained)
+"""no episode can begin, whatever the scene is like"""
+
+
 class EpisodeRunner:
     """Begins and ends the episodes of one robot, and hears what people say of them."""
 
@@ -172,7 +176,8 @@ class EpisodeRunner:
         conditions = self._conditions()
         commanded.decide(**conditions)
         if commanded.hold.reason is not HoldReason.scene:
-            if commanded.hold.reason is HoldReason.no_job and self.review.judged:
+            if commanded.hold.reason in _NOBODY_ACTS and (said_ready or self.review.judged):
+                # It may be this episode that the first version, or the next job, waits for.
                 self.review.close()
             if commanded.come_to_rest():
                 commanded.decide(**conditions)

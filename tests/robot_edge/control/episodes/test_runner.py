@@ -44,18 +44,19 @@ class KeptSegments:
 class Attended(Bench):
     """A robot whose scene a person resets, and the recorder that its control talks to."""
 
-    def __init__(self, rules: EpisodeRules = PERSON, max_ticks: int = 10**6) -> None:
+    def __init__(self, rules: EpisodeRules = PERSON, max_ticks: int = 10**6, version: int = 3) -> None:
         super().__init__(max_ticks=max_ticks, episodes=rules, status_every_ticks=1)
         self.job = Job("j", FAKE_TASKS[:2], SEED)
         self.spool = KeptSegments()
         self.recorder = EpisodeRecorder("robot-0", self.spool, memory_pair()[0], self.clock, 20)  # type: ignore[arg-type]
         self.answer = np.array([0.3, 0.1, 0.0, 0.2], np.float32)
-        self.stop_number = 0
+        self.stop_number, self.version = 0, version
         self.introduce()
 
     def introduce(self) -> None:
         self.uplink.send(self.job)
-        self.uplink.send(VersionActivated("robot-0", 3, 0))
+        if self.version:
+            self.uplink.send(VersionActivated("robot-0", self.version, 0))
         self.tick(2)
 
     def tick(self, count: int = 1) -> Attended:
@@ -249,6 +250,15 @@ def test_rerecord_brings_task_and_seed_again_and_discard_does_not() -> None:
     bench.say("scene_ready").say("discard").say("scene_ready").say("success").say("scene_ready")
     assert bench.stored() == [(SEED, "discarded")] * 3 + [(SEED + 1, "success")]
     assert {s.episode.task for s in bench.spool.segments if s.last and s.episode.seed == SEED} == {FAKE_TASKS[0]}
+
+
+@pytest.mark.parametrize("word", ["success", "scene_ready"])
+def test_a_demonstration_is_there_once_something_was_said_of_it_though_nothing_can_act_yet(word: str) -> None:
+    """It is what the first version waits for."""
+    bench = Attended(version=0).say("take_over").say("scene_ready", 20).say("end", 20).say("hand_back", 20)
+    assert (bench.loop.hold.reason, bench.stored()) == (HoldReason.no_version, [])
+    bench.say(word)
+    assert bench.stored() == [(SEED, "success" if word == "success" else "unjudged")]
 
 
 def test_the_last_episode_of_a_job_is_there_once_it_has_a_verdict() -> None:
