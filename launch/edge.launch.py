@@ -18,6 +18,7 @@ PARAMETERS = {
     "name": (str, "", "name of this robot, under which its key is filed; default: the last part of the namespace"),
     "gateway": (str, "tcp://127.0.0.1:5760", "address of the gateway"),
     "recipe": (str, "pixels", "which robot and policy: a name from `vla-fleet recipes`, or module:function"),
+    "config": (str, "", "what a recipe of real robots is made from, FILE.toml"),
     "keys": (str, "", "directory with this robot's key and the gateway's public key; default: DATA/keys"),
     "data": (str, "", "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE"),
     "site": (str, "", "where the robot stands"),

@@ -14,6 +14,7 @@ from launch_ros.substitutions import ExecutableInPackage
 
 ARGUMENTS = {
     "recipe": ("pixels", "which robot and policy: a name from `vla-fleet recipes`, or module:function"),
+    "config": ("", "what a recipe of real robots is made from, FILE.toml"),
     "data": ("vla-fleet-data", "directory that keeps everything the fleet knows"),
     "names": ("", "robots that may connect, separated by spaces; their keys are made"),
     "host": ("127.0.0.1", "address the gateway listens on for robots"),
@@ -52,7 +53,7 @@ def _processes(context):
     keys = _process(
         "keys", "trainer", "evaluator", "demonstrator", *given["names"].split(), "--keys", f"{given['data']}/keys"
     )
-    common = ["--recipe", given["recipe"], "--data", given["data"]]
+    common = ["--recipe", given["recipe"], "--data", given["data"], *_options(given, "config")]
     # A gateway that listens on every address is reached by its own machine on this one.
     near = "127.0.0.1" if given["host"] in ("0.0.0.0", "*") else given["host"]
     remote = [*common, "--gateway", f"tcp://{near}:{given['port']}"]

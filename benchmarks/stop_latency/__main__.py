@@ -33,7 +33,7 @@ PROCESS = "vla-fleet stop, with the start of its process"
 
 
 def measure(quick: bool) -> Result:
-    require("fastapi", "websockets", "cv2", "torch", extra="learner,web")
+    require("fastapi", "websockets", "cv2", "torch", "rclpy", extra="learner,web,ros")
     end_in_order()
     presses, size = (QUICK_PRESSES, QUICK_WEIGHTS) if quick else (PRESSES, WEIGHTS)
     others, rows = Others(), []

@@ -1,4 +1,4 @@
-"""A gateway and the edge of one robot as real processes, and what stops and starts the robot again."""
+"""A gateway and the ROS 2 node of one robot's edge as real processes, and what stops and starts the robot again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from benchmarks.stop_latency.robot import PLACE, RECIPE, read_log
 from fleet.config.data_directory import DataDirectory
 from fleet.tools.stop import LocalRobot, robots_here
 from hal.driver_host.stop_line import StopOrder
-from robot_edge.runtime.process_group import uplink_channel
-from wire.messages.gateway import OperatorCommand
+from hal.stop_devices.evdev_keys import key_bytes
 from wire.stop_state import new_stop_id
 from wire.transport.keys import GATEWAY, make_keys
 from wire.types import Mode
@@ -33,6 +32,9 @@ from wire.types import Mode
 ROBOT, OTHER = f"robot-stopped-{os.getpid()}", f"robot-beside-{os.getpid()}"
 """names that no other fleet of this computer has: `vla-fleet stop NAME` stops every robot of that name here"""
 READY_S = 180.0
+NAMESPACE = "/stopped"
+_PEDAL_KEY = "KEY_B"
+_NODE = "from fleet.ros2.main import edge_node_main; edge_node_main()"
 _LOST_S = 10.0
 """a stop that took longer did not come"""
 
@@ -49,16 +51,35 @@ class StopFleet:
         self.place, self.data = place, DataDirectory(place / "data")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._read = 0
+        self._pedal, self._pedal_fd = place / "pedal", -1
+        self._environment = {**os.environ, PLACE: str(place), "OMP_NUM_THREADS": "1"}
         self.version = 0
         """number of the policy version that was published last"""
 
     def __enter__(self) -> StopFleet:
         make_keys(self.data.keys, [GATEWAY, ROBOT, OTHER, "trainer"])
-        common = ["--recipe", RECIPE, "--data", str(self.data.root)]
-        self._start("gateway", *common, "--port", "0", "--web-port", "0")
+        ports = ["--port", "0", "--web-port", "0"]
+        self._run("gateway", "-m", "fleet.cli", "gateway", "--recipe", RECIPE, "--data", str(self.data.root), *ports)
         self.page = self._wait("the gateway", lambda: self._said("gateway", r"the page is (\S+)"))
-        edge = [*common, "--keys", str(self.data.keys), "--gateway", self.data.gateway, "--no-operator"]
-        self._start("edge", *edge, "--name", ROBOT)
+        # Whoever treads on it writes what the kernel would.
+        os.mkfifo(self._pedal)
+        self._pedal_fd = os.open(self._pedal, os.O_RDWR | os.O_NONBLOCK)
+        # 1 to 101: above, the ports of a domain lie in the range that the system gives to anybody
+        ros = {"ROS_DOMAIN_ID": str(os.getpid() % 101 + 1), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        ros |= {"ROS_LOG_DIR": str(self.place), "ROS_HOME": str(self.place)}
+        self._environment.update(ros)
+        os.environ.update(ros)
+        given = {
+            "name": ROBOT,
+            "recipe": RECIPE,
+            "data": self.data.root,
+            "keys": self.data.keys,
+            "gateway": self.data.gateway,
+            "stop_keys": f"{self._pedal}:{_PEDAL_KEY}",
+            "autostart": "true",
+        }
+        words = [word for name, value in given.items() for word in ("-p", f"{name}:={value}")]
+        self._run("edge", "-c", _NODE, "--ros-args", "-r", f"__ns:={NAMESPACE}", *words)
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -71,6 +92,8 @@ class StopFleet:
                 process.wait(60)
             process.kill()
             process.wait()
+        if self._pedal_fd >= 0:
+            os.close(self._pedal_fd)
 
     @property
     def robot(self) -> LocalRobot:
@@ -91,6 +114,10 @@ class StopFleet:
         stop()
         taken = self._wait("a braking command", lambda: self._braked(begun_ns), _LOST_S)
         return (taken - begun_ns) / 1e9
+
+    def tread(self) -> None:
+        """On the pedal, and off it again."""
+        os.write(self._pedal_fd, key_bytes(_PEDAL_KEY, True) + key_bytes(_PEDAL_KEY, False))
 
     def free(self) -> None:
         """Release the robot and start it again, by its host."""
@@ -119,11 +146,10 @@ class StopFleet:
         found = log[(log["time_ns"] >= begun_ns) & (log["stop"] != b"")]
         return int(found["time_ns"][0]) if len(found) else 0
 
-    def _start(self, part: str, *words: str) -> None:
-        environment = {**os.environ, PLACE: str(self.place), "OMP_NUM_THREADS": "1"}
-        with self._log(part).open("wb") as output:
-            command = [sys.executable, "-m", "fleet.cli", part, *words]
-            self._processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+    def _run(self, name: str, *words: str) -> None:
+        with self._log(name).open("wb") as output:
+            command = [sys.executable, *words]
+            self._processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=self._environment))
 
     def _log(self, part: str) -> Path:
         return self.place / f"{part}.log"
@@ -161,25 +187,42 @@ def command_line(fleet: StopFleet) -> Iterator[Callable[[], object]]:
 
 
 @contextlib.contextmanager
-def local_operator(fleet: StopFleet) -> Iterator[Callable[[], object]]:
-    """The channel to the uplink's process that the ROS 2 node has; ROS itself is not in it."""
-    with contextlib.closing(uplink_channel(fleet.robot.hosts[0].parent, "operator")) as channel:
+def pedal(fleet: StopFleet) -> Iterator[Callable[[], object]]:
+    """A pedal that the robot's host watches: a FIFO of the kernel's bytes stands for the device."""
+    yield fleet.tread
 
-        def stop() -> None:
-            command = OperatorCommand(ROBOT, "estop", operator="ros", stop=new_stop_id("ros"))
-            while not channel.send(command):
-                time.sleep(0.001)
 
-        yield stop
+@contextlib.contextmanager
+def ros_service(fleet: StopFleet) -> Iterator[Callable[[], object]]:
+    """The service of the robot's node, called from another process; its answer, which says that the robot is stopped,
+    is waited for."""
+    import rclpy
+    from std_srvs.srv import Trigger
+
+    context = rclpy.Context()
+    context.init()
+    node = rclpy.create_node("presser", context=context)
+    executor = rclpy.executors.SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    client = node.create_client(Trigger, f"{NAMESPACE}/edge_node/estop")
+    try:
+        if not client.wait_for_service(timeout_sec=READY_S):
+            raise NotInTimeError(f"no service {client.srv_name}")
+        yield lambda: executor.spin_until_future_complete(client.call_async(Trigger.Request()), _LOST_S)
+    finally:
+        executor.shutdown()
+        node.destroy_node()
+        context.try_shutdown()
 
 
 Way = Callable[[StopFleet], contextlib.AbstractContextManager[Callable[[], object]]]
 WAYS: dict[str, Way] = {
     "page": page,
     "vla-fleet stop, once it runs": command_line,
-    "operator beside the robot": local_operator,
+    "pedal": pedal,
+    "ROS 2 service": ros_service,
 }
-"""a way gives what makes one stop; a pedal that the host watches is one line more"""
+"""a way gives what makes one stop"""
 
 
 def _drain(socket: ClientConnection) -> None:

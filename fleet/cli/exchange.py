@@ -11,11 +11,13 @@ import typer
 
 from fleet.cli.buffer import DATA, Data, HeldOut, Snapshot, Validation, pairs, to_float
 from fleet.config.data_directory import DataDirectory
+from fleet.config.process_options import Config
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
+    from fleet.config.recipe import Recipe
     from wire.types import RobotSpec
 
 _OUTCOMES = (
@@ -33,6 +35,7 @@ def export_lerobot(
     out: Annotated[Path, typer.Argument(help="The new directory for the dataset.")],
     data: Data = DATA,
     recipe: Annotated[str, typer.Option(help="Recipe whose sentences name the tasks; empty: the task names.")] = "",
+    config: Config = None,
     spec: Annotated[str, typer.Option(help="Robot spec hash, or how it begins, when there are several.")] = "",
     task: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
     source: Annotated[list[str] | None, typer.Option(help="Only online, demonstration or evaluation.")] = None,
@@ -54,12 +57,13 @@ def export_lerobot(
     given = {"tasks": task, "sources": source, "outcomes": outcome, "actors": actor}
     only = {name: tuple(values) for name, values in given.items() if values}
     rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
+    found = _recipe(recipe, config)
     with DataDirectory(data).open_buffer() as (ledger, store):
         robot = _only_spec(ledger, spec)
         chosen = Selection(
             newest=newest,
             until_row=ledger.snapshot_row(snapshot) if snapshot else 0,
-            validation=_held_out_share(data, recipe, validation, held_out),
+            validation=_held_out_share(data, recipe, config, validation, held_out),
             held_out=bool(held_out),
             **only,
         )
@@ -69,7 +73,7 @@ def export_lerobot(
             robot,
             out,
             selection=chosen,
-            instructions=_instructions(recipe),
+            instructions=found.instructions if found else {},
             fps=rate,
             video=video,
             progress=_progress,
@@ -82,6 +86,7 @@ def import_lerobot(
     root: Annotated[Path, typer.Argument(help="Directory of a LeRobotDataset v3.")],
     data: Data = DATA,
     recipe: Annotated[str, typer.Option(help="Recipe whose robot the data is for; empty: as the data says.")] = "",
+    config: Config = None,
     robot: Annotated[str, typer.Option(help="Name under which the episodes are stored.")] = "lerobot",
     by_position: Annotated[bool, typer.Option(help="Take dimensions in their order, whatever their names.")] = False,
     rename: Annotated[list[str] | None, typer.Option(help="ROBOT_DIMENSION=DATASET_NAME, repeatable.")] = None,
@@ -96,23 +101,16 @@ def import_lerobot(
     from cloud_learner.buffer.lerobot.importer import import_dataset
     from cloud_learner.buffer.lerobot.mapping import DatasetMapping
 
-    tasks: dict[str, str] = {}
-    spec = None
-    if recipe:
-        from fleet.config.recipes import get_recipe
-
-        found = get_recipe(recipe)
-        spec = found.spec
-        tasks = {sentence: name for name, sentence in found.instructions.items()}
+    found = _recipe(recipe, config)
     mapping = DatasetMapping(
-        spec=spec,
+        spec=found.spec if found else None,
         robot=robot,
         by_position=by_position,
         names=pairs(rename, "--rename"),
         scale={name: to_float(value, f"--scale {name}") for name, value in pairs(scale, "--scale").items()},
         cameras=pairs(camera, "--camera"),
         resample=resample,
-        tasks=tasks,
+        tasks={sentence: name for name, sentence in found.instructions.items()} if found else {},
     )
     data.mkdir(parents=True, exist_ok=True)
     with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
@@ -126,13 +124,15 @@ def export_episode(
     file: Annotated[Path, typer.Argument(help="The new file.")],
     data: Data = DATA,
     recipe: Annotated[str, typer.Option(help="Recipe whose sentence says the task; empty: the task's name.")] = "",
+    config: Config = None,
 ) -> None:
     """Write one episode as a file that the robot `replay` shows again."""
     from cloud_learner.buffer.export_episode import export_episode as export
 
+    found = _recipe(recipe, config)
     with DataDirectory(data).open_buffer() as (ledger, store):
         row = ledger.episode(episode)
-        sentence = _instructions(recipe).get(row.task, "") if row is not None else ""
+        sentence = found.instructions.get(row.task, "") if found and row is not None else ""
         done = export(ledger, store, episode, file, sentence)
     ended = f"ended with {done.outcome}" if done.outcome else "not ended"
     typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
@@ -151,21 +151,23 @@ def _finish_progress(left_out: Sequence[LeftOut]) -> None:
         typer.echo(f"left out: {one.episode}: {one.reason}", err=True)
 
 
-def _instructions(recipe: str) -> dict[str, str]:
-    if not recipe:
-        return {}
+def _recipe(name: str, config: Path | None) -> Recipe | None:
+    """The recipe that was named, if one was."""
+    if not name:
+        if config is not None:
+            raise ConfigError(f"--config {config} is for a recipe: give --recipe NAME, too.")
+        return None
     from fleet.config.recipes import get_recipe
 
-    return get_recipe(recipe).instructions
+    return get_recipe(name, config=config)
 
 
-def _held_out_share(data: Path, recipe: str, given: float | None, held_out: bool | None) -> float:
+def _held_out_share(data: Path, recipe: str, config: Path | None, given: float | None, held_out: bool | None) -> float:
     """What was given, else what the recipe holds out if one side of the split is asked for, else nothing."""
     if given is not None or held_out is None:
         return given or 0.0
     from fleet.config.recipes import get_recipe
 
-    config = None
     if not recipe and (identity := DataDirectory(data).identity()) is not None:
         recipe, config = identity.recipe, identity.config_path
     if not recipe:

@@ -9,7 +9,7 @@ import typer
 
 from fleet.cli.options import AsJson, command, echo_json
 from fleet.config.overrides import PolicyConfig, unset
-from fleet.config.process_options import Recipe, Seed, TryPolicyOptions
+from fleet.config.process_options import Config, Recipe, Seed, TryPolicyOptions
 
 app = typer.Typer(
     name="policy",
@@ -22,12 +22,18 @@ Recorded = Annotated[Path, typer.Option("--data", help="Data directory of a flee
 
 
 @app.command()
-def check(recipe: Recipe = "pixels", policy: Policy = "", policy_config: PolicyConfig = "", seed: Seed = 0) -> None:
+def check(
+    recipe: Recipe = "pixels",
+    config: Config = None,
+    policy: Policy = "",
+    policy_config: PolicyConfig = "",
+    seed: Seed = 0,
+) -> None:
     """Run the conformance suite on a policy for the recipe's robot; exit status 1 when a promise is not kept."""
     from fleet.tools.policy_commands import tuned_recipe
     from policies.conformance.check import check_policy
 
-    job = tuned_recipe(recipe, policy, policy_config)
+    job = tuned_recipe(recipe, policy, policy_config, config)
     typer.echo(f"checking {policy or 'the policy'} for recipe '{recipe}' …", err=True)
     checks = check_policy(lambda: job.make_policy(job.spec, seed))
     for one in checks:
@@ -41,6 +47,7 @@ def check(recipe: Recipe = "pixels", policy: Policy = "", policy_config: PolicyC
 @app.command()
 def show(
     recipe: Recipe = "pixels",
+    config: Config = None,
     policy: Policy = "",
     policy_config: PolicyConfig = "",
     seed: Seed = 0,
@@ -50,7 +57,7 @@ def show(
     """What a policy is and costs on this computer: parameters, bytes of a version, times of both paths, cameras."""
     from fleet.tools.policy_commands import format_cost, measure_cost, tuned_recipe
 
-    found = measure_cost(tuned_recipe(recipe, policy, policy_config), seed, rounds)
+    found = measure_cost(tuned_recipe(recipe, policy, policy_config, config), seed, rounds)
     echo_json(found) if as_json else typer.echo("\n".join(format_cost(found)))
 
 
@@ -67,6 +74,7 @@ def tiny(
     kind: Annotated[str, typer.Argument(help="smolvla or act.")],
     out: Annotated[Path, typer.Argument(help="The directory to write, not there yet or empty.")],
     recipe: Recipe = "pixels",
+    config: Config = None,
     chunk: Annotated[int, typer.Option(min=2, help="Actions per chunk.")] = 16,
     data: Annotated[
         Path | None,
@@ -79,11 +87,12 @@ def tiny(
     from fleet.tools.policy_commands import recorded_examples
     from policies.lerobot.tiny import build_tiny
 
-    job = get_recipe(recipe, seed)
+    job = get_recipe(recipe, seed, config)
     examples = recorded_examples(data, job, chunk) if data is not None else None
     typer.echo(f"building a tiny {kind} for recipe '{recipe}' …", err=True)
     build_tiny(kind, out, job.spec, tuple(job.instructions.values()), chunk=chunk, seed=seed, examples=examples)
-    typer.echo(f"{out} is a checkpoint: vla-fleet up --recipe {recipe} --policy lerobot:{out}")
+    made_from = f" --config {config}" if config else ""
+    typer.echo(f"{out} is a checkpoint: vla-fleet up --recipe {recipe}{made_from} --policy lerobot:{out}")
 
 
 @app.command()

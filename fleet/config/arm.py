@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from fleet.config.bench import ArmTable, BenchConfig, CameraTable, LimitsTable, read_table
+from fleet.config.bench import ArmTable, BenchConfig, BesideTable, CameraTable, LimitsTable, read_table
 from fleet.config.recipe import DeviceChoice, Recipe
 from hal.drivers.lerobot.spec import ENCODER_DEG, DimensionConfig, LeRobotConfig
 from hal.drivers.with_cameras import CameraChoice, CameraRobotConfig
 from hal.interfaces.dynamics import SpecMotion, require_dimension
 from hal.safety.limits import SafetyLimits
+from hal.stop_devices.config import StopDevicesConfig
 from robot_edge.chunking.config import ChunkingConfig
-from robot_edge.control.config import LoopConfig, ObservationLimits
+from robot_edge.control.config import EpisodeRules, LoopConfig, ObservationLimits
 from robot_edge.inference.server import SlowConfig
 from wire.errors import ConfigError
 from wire.types import CameraSpec, Dimension, RobotSpec
@@ -116,6 +117,7 @@ def arm_recipe(name: str, model: ArmModel, config: Path | None) -> Recipe:
         ),
         loop=LoopConfig(
             max_ticks=round(bench.episodes.seconds * model.control_hz),
+            episodes=EpisodeRules(reset_s=bench.episodes.reset_seconds),
             safety=_limits(model, bench.limits, where),
             # the noise of a real camera makes every picture another, also of an arm that stands
             observation_limits=ObservationLimits(
@@ -123,7 +125,16 @@ def arm_recipe(name: str, model: ArmModel, config: Path | None) -> Recipe:
             ),
         ),
         checkpoint_every_s=60.0,
+        stop_devices=_stop_devices(bench.beside, where),
+        speed_limit=bench.beside.speed_limit,
     )
+
+
+def _stop_devices(beside: BesideTable, where: str) -> StopDevicesConfig:
+    try:
+        return StopDevicesConfig(beside.stop_keys, beside.stop_lines, beside.keys)
+    except ConfigError as error:
+        raise ConfigError(f"{where}[beside]: {error}") from error
 
 
 def _spec(model: ArmModel, bench: BenchConfig) -> RobotSpec:

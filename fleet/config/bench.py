@@ -79,6 +79,18 @@ class EpisodesTable(msgspec.Struct, frozen=True, kw_only=True):
     """an episode is over after so long in the policy's hands"""
     demonstrations: Annotated[int, msgspec.Meta(ge=1)] = 10
     """a person drives so many of each task before the first version is learned"""
+    reset_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """the next episode begins so long after one has ended, without a word; 0: somebody says that the scene is ready"""
+
+
+class BesideTable(msgspec.Struct, frozen=True, kw_only=True):
+    """`[beside]`: what the person beside the arm has; as the options of `vla-fleet edge`."""
+
+    stop_keys: tuple[str, ...] = ()
+    stop_lines: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    speed_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """share of the velocity limits"""
 
 
 class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +105,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """by joint, where episodes begin, in place of the recipe's; empty: the arm begins where it is"""
     limits: LimitsTable = LimitsTable()
     episodes: EpisodesTable = EpisodesTable()
+    beside: BesideTable = BesideTable()
 
 
 def read_table(path: Path, kind: type[Table]) -> Table:

@@ -46,7 +46,8 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
     root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
     root = root.absolute()
     overrides = Overrides(**{one.name: getattr(parameters, one.name) for one in dataclasses.fields(Overrides)})
-    recipe = get_recipe(parameters.recipe)
+    bench = Path(parameters.config).absolute() if parameters.config else None
+    recipe = get_recipe(parameters.recipe, config=bench)
     wanted: tuple[Endpoint, ...] = ()
     if (overrides.robot or recipe.robot) == ROS2:
         config = complete_config(recipe, overrides.robot_config, namespace)
@@ -60,6 +61,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         raise ConfigError(f"robot '{driven.robot}' has no scripted operator; leave parameter 'operator' false.")
     options = EdgeOptions(
         recipe=parameters.recipe,
+        config=bench,
         data=root,
         gateway=parameters.gateway,
         keys=Path(parameters.keys).absolute() if parameters.keys else None,

@@ -17,6 +17,7 @@ from hal.registry import CAMERAS, TELEOPERATORS, make_camera, make_robot, make_t
 from hal.safety.limits import SafetyLimits, compile_limits
 from hal.safety.measured import limits_from_motion
 from hal.safety.required import require_limits
+from hal.stop_devices.watch import WatchedDevice, check_devices, watched_devices
 from hal.teleop.pose import pose_of
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
@@ -76,6 +77,8 @@ def _examinations(
     arm, leader = driver.robot_config, recipe.teleoperator
     yield "robot", lambda: examine_servos("robot", arm["type"], arm["fields"], arm["plugins"])
     yield "limits", lambda: _limits(recipe)
+    for device in watched_devices(recipe.stop_devices):
+        yield device.who, lambda device=device: _beside(device)  # type: ignore[misc]
     if leader is not None:
         own = leader.config
         yield (
@@ -90,6 +93,11 @@ def _examinations(
                 kind, config, seconds
             ),
         )
+
+
+def _beside(device: WatchedDevice) -> Found:
+    check_devices([device])
+    return [CheckOutcome(device.who, True)], []
 
 
 def _limits(recipe: Recipe) -> Found:

@@ -44,10 +44,10 @@ _TOKENIZERS: dict[str, Any] = {"fast": (FastTokenizer, FastConfig), "residual_vq
 """tokeniser and its configuration"""
 
 
-def tuned_recipe(recipe: str, policy: str, policy_config: str) -> Recipe:
+def tuned_recipe(recipe: str, policy: str, policy_config: str, config: Path | None = None) -> Recipe:
     """The recipe with that policy, in a process that is about to run it. Raises `ConfigError`."""
     limit_threads()
-    return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe))
+    return Overrides(policy=policy, policy_config=policy_config).applied(get_recipe(recipe, config=config))
 
 
 def make_once(options: TryPolicyOptions) -> None:

@@ -24,6 +24,7 @@ class EdgeParameters:
     ] = ""
     gateway: Annotated[str, "address of the gateway, tcp://HOST:PORT"] = "tcp://127.0.0.1:5760"
     recipe: Annotated[str, "which robot and policy: a name from `vla-fleet recipes`, or module:function"] = "pixels"
+    config: Annotated[str, "what a recipe of real robots is made from, FILE.toml, as `vla-fleet edge --config`"] = ""
     keys: Annotated[str, "directory with this robot's key and the gateway's public key; default: DATA/keys"] = ""
     data: Annotated[str, "directory for the spool, the weight cache and logs; default: ~/.ros/vla_fleet/RECIPE"] = ""
     site: Annotated[str, "where the robot stands"] = ""

@@ -15,6 +15,7 @@ from fleet.launch.process_specs import ProcessSpecs, modules_by_role
 from fleet.launch.robot_builders import edge_processes
 from fleet.launch.up import Up
 from hal.registry import make_robot
+from hal.stop_devices.config import StopDevicesConfig
 from tests.extras import needs
 from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
 from tests.hal.drivers.lerobot.so_arm import JOINTS, calibrated
@@ -73,6 +74,16 @@ def test_what_the_file_says_is_taken(tmp_path: Path) -> None:
     assert safety.stop_deceleration["elbow_flex.pos"] == 900, "a stop is never softer"
     assert recipe.robot_config.robot_config["rest_pose"] == {}
     assert recipe.config == (tmp_path / "bench.toml").resolve()
+    assert (recipe.speed_limit, recipe.loop.episodes.reset_s) == (1.0, 0.0)
+
+
+def test_what_the_person_beside_the_arm_has_is_of_the_bench(tmp_path: Path) -> None:
+    beside = '[beside]\nspeed_limit = 0.25\nstop_keys = ["foot:KEY_B"]\nstop_lines = ["gpiochip0:17"]\n'
+    beside += 'keys = ["foot:KEY_C=next"]\n[episodes]\nreset_seconds = 20\n'
+    recipe = get_recipe("so101", config=bench(tmp_path, SMALLEST + beside))
+    assert recipe.stop_devices == StopDevicesConfig(("foot:KEY_B",), ("gpiochip0:17",), ("foot:KEY_C=next",))
+    assert (recipe.speed_limit, recipe.loop.episodes.reset_s) == (0.25, 20.0)
+    assert "no command 'nxt'. Did you mean 'next'" in refused(tmp_path, SMALLEST + beside.replace("=next", "=nxt"))
 
 
 @pytest.mark.parametrize(
