@@ -80,7 +80,8 @@ class People:
         now_ns, lease = self._clock.now_ns(), self._lease
         kind = str(self._rng.choice(["old lease", "other", "stalled", "future", "again", "again"]))
         if kind == "again":
-            for command in self._sent:
+            # Some of it, so that it is not what was said last that is said last again.
+            for command in self._sent[: int(self._rng.integers(len(self._sent) + 1))]:
                 self._send(command)
             return
         if not self.driving:
