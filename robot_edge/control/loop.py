@@ -109,7 +109,7 @@ class ControlLoop:
             self._decide_control(planned, scripted)
             proposed = self._select(planned, scripted)
             action = self.commanded.checked(proposed)
-            blended = self.override.blend(self.mode, action, self.commanded.executed)
+            blended = self.override.blend(self.mode, action, self.commanded.executed, self.commanded.waited)
             feedback = self.commanded.apply(blended, self.rate.next_ns)
             self._record(observation, proposed, feedback, planned)
         self._publish_status()

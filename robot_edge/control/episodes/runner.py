@@ -200,7 +200,8 @@ class EpisodeRunner:
                 human_command_fresh=override.action(commanded.executed) is not None,
             )
             action = override.action(commanded.executed) if commanded.mode is Mode.human else None
-            blended = override.blend(commanded.mode, commanded.checked(action), commanded.executed)
+            action = commanded.checked(action)
+            blended = override.blend(commanded.mode, action, commanded.executed, commanded.waited)
             commanded.apply(blended, self._rate.next_ns)
 
     def _start(self, tick: int, status_due: bool) -> bool:
