@@ -38,6 +38,7 @@ PARAMETERS = {
     "policy": (str, "", "another policy than the recipe's, KIND:NAME, such as lerobot:DIRECTORY"),
     "policy_config": (str, "", "that policy's configuration: a JSON file, or JSON"),
     "reset_by": (str, "", "who resets the scene: person or robot; default: a person, if the robot is real"),
+    "judged_by": (str, "", "who says how episodes ended: person or robot; default: a person, if the robot is real"),
     "reset_time_s": (float, "0.0", "seconds for the scene, then the next episode begins; 0: when it is told to"),
     "episode_time_s": (float, "0.0", "seconds an episode may last, whoever drives; 0: as the recipe says"),
     "wait_for_robot_s": (float, "30.0", "how long configure waits for the topics of a ROS 2 robot, in seconds"),

@@ -26,7 +26,7 @@ THINK_PORT = 5761
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
-EPISODES = ("reset_by", "reset_time_s", "episode_time_s")
+EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
 """what is told even where it is the default: people and tools find processes by it"""

@@ -83,8 +83,10 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     check_devices(watched_devices(recipe.stop_devices + options.stop_devices))
     require_cores(cpu_control=options.cpu_control, cpu_driver=options.cpu_driver)
     # Control sees the driver's process and not the driver, so it is told.
-    by_person = recipe.loop.episodes.settled(is_real(robot)).reset_by_person
-    options = replace(options, overrides=replace(options.overrides, reset_by="person" if by_person else "robot"))
+    rules = recipe.loop.episodes.settled(is_real(robot))
+    told = {"reset_by": rules.reset_by_person, "judged_by": rules.judged_by_person}
+    told_by = {name: "person" if by_person else "robot" for name, by_person in told.items()}
+    options = replace(options, overrides=replace(options.overrides, **told_by))
     load_pair(options.key_directory, options.name)
     load_public(options.key_directory, GATEWAY)
     if options.think:

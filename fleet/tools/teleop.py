@@ -49,6 +49,7 @@ FIRST_WORD_S = 10.0
 PRIORITY = 80
 """of an operator (hal.resource.lease.Priority): only an emergency stop outranks it"""
 _ASK_S = 1.0
+_STOP_AGAIN_NS = 500_000_000
 _STATUS_S = 1.0
 """a status older than this says nothing of where the robot is"""
 
@@ -110,8 +111,8 @@ class Teleop:
         self._sequence = 0
         """of what was sent, over all leases"""
         self._gateway_clock = GatewayClock()
-        self._stop_due = ""
-        """id of a stop that has not left this computer yet"""
+        self._stop_due, self._next_stop_ns = "", 0
+        """id of a stop that the gateway has not answered yet, and when it is said again"""
         self._stopping = False
 
     # --- one period ----------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Teleop:
                 pass
         self._watch_connection()
         self._keep_connection()
+        self._keep_stopping()
         if self._spec is None:
             return True
         return self._follow_device(self._device.read(self._pose(), self.driving))
@@ -199,6 +201,8 @@ class Teleop:
             self.link_s = (now_ns - sent_ns) / 1e9
         if what == "list":
             self._learn_spec(answer)
+        elif what == "stop":
+            self._on_stop_heard()
         elif what == "acquire" and answer.lease is not None:
             self.lease, self._had_it = answer.lease, True
             self._report(f"{self.robot} is yours.")
@@ -289,20 +293,13 @@ class Teleop:
     def _follow_device(self, command: TeleopCommand) -> bool:
         if command.estop and not self._stopping:
             # A button that is held is one stop.
-            self._stop_due = self._stop_due or new_stop_id(self._name)
-        self._stopping = command.estop
-        if self._stop_due and self._send_command("estop", stop=self._stop_due):
-            # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
-            # when the stop is released.
-            stop, self._stop_due, self._given_up, self.lease = self._stop_due, "", True, None
+            self._stop_due, self._next_stop_ns = self._stop_due or new_stop_id(self._name), 0
+            # The stop holds the robot, above our own lease; it is not handed back, or it would go on by itself when
+            # the stop is released.
+            self._given_up, self.lease = True, None
             self.driving, self._commanded = False, None
-            self._report(
-                f"{self.robot} was told to stop ({stop}). Once all is clear, release this stop and then start the "
-                f"robot: at the page, or on the robot's computer by `vla-fleet stop {self.robot} --release {stop}` and "
-                f"`vla-fleet stop {self.robot} --start`."
-            )
-        elif command.estop:
-            self._report(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
+            self._keep_stopping()
+        self._stopping = command.estop
         for kind in command.episode:
             self._say(kind)
         if command.quit:
@@ -326,6 +323,28 @@ class Teleop:
             self._report(f"You drive {self.robot}.")
         self._command(command.action)
         return True
+
+    def _keep_stopping(self) -> None:
+        """Say a stop until the gateway has answered what was asked right behind it."""
+        now_ns = self._clock.now_ns()
+        if not self._stop_due or now_ns < self._next_stop_ns:
+            return
+        waits = self._next_stop_ns > 0
+        sent = self._send_command("estop", stop=self._stop_due)
+        self._next_stop_ns = now_ns + (_STOP_AGAIN_NS if sent else 1)
+        if not sent or waits:
+            self._report(f"The gateway has not heard the stop yet: no link. Use the stop on {self.robot}.")
+        if sent:
+            self._channel.send(ListFleet(self._next_call("stop")))
+
+    def _on_stop_heard(self) -> None:
+        stop, self._stop_due = self._stop_due, ""
+        if stop:
+            self._report(
+                f"{self.robot} was told to stop ({stop}). Once all is clear, release this stop and then start the "
+                f"robot: at the page, or on the robot's computer by `vla-fleet stop {self.robot} --release {stop}` and "
+                f"`vla-fleet stop {self.robot} --start`."
+            )
 
     def _say(self, kind: OperatorCommandKind) -> None:
         """Pass on what the person says of the episode or its scene."""

@@ -55,8 +55,9 @@ class EdgeParameters:
     ] = ""
     policy: Annotated[str, "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`"] = ""
     policy_config: Annotated[str, "that policy's configuration: a JSON file, or JSON"] = ""
-    reset_by: Annotated[
-        str, "who resets the scene and says how episodes ended: person or robot; default: a person, if it is real"
+    reset_by: Annotated[str, "who resets the scene: person or robot; default: a person, if the robot is real"] = ""
+    judged_by: Annotated[
+        str, "who says how episodes ended: person or robot; default: a person, if the robot is real or one resets it"
     ] = ""
     reset_time_s: Annotated[float, "seconds for the scene, then the next episode begins; 0: when it is told to"] = 0.0
     episode_time_s: Annotated[float, "seconds an episode may last, whoever drives"] = 0.0

@@ -299,7 +299,7 @@ def test_a_stop_that_cannot_leave_is_said_and_sent_later(scene: Scene) -> None:
     scene.server.cut.add("teleoperator")
     scene.hand.wants = TeleopCommand(estop=True)
     scene.run(0.2)
-    assert "The stop did not leave this computer" in scene.said[-1]
+    assert "The gateway has not heard the stop yet" in scene.said[-1]
     scene.server.cut.clear()
     scene.run(0.2)
     assert scene.robot.mode == "estop"

@@ -16,7 +16,7 @@ from robot_edge.control.rest_motion import RestMotion
 from tests.robot_edge.control.test_no_jumps import SPEC, START, Bench, acts
 from wire.clock import ManualClock
 from wire.errors import InvalidDataError, RobotError
-from wire.messages.gateway import OperatorCommand
+from wire.messages.gateway import Job, Nack, OperatorCommand
 from wire.types import Observation
 
 RANGE = SPEC.action[0].high - SPEC.action[0].low
@@ -131,3 +131,35 @@ class TestLoop:
         for name in ("reset", "read", "write", "hold"):
             monkeypatch.setattr(bench.loop.robot, name, getattr(slow, name))
         assert max(row.by for row in bench.tick(70)) <= 0.5 * 1.001
+
+    @pytest.mark.parametrize("what", ["its plug", "storage", "its job"])
+    def test_a_scene_that_was_ready_for_one_moment_is_not_so_for_a_later_one(
+        self, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody may have stepped in meanwhile."""
+        bench = Bench("aligned", attended=True)
+        monkeypatch.setattr(bench.robot, "reset", lambda task, seed: pose(80.0))
+        bench.tick(3)
+        bench.person("scene_ready")
+        assert any(row.by for row in bench.tick(10))
+        if what == "its plug":
+            with monkeypatch.context() as patch:
+                for name in ("connect", "read", "write"):
+                    patch.setattr(bench.robot, name, _gone)
+                bench.tick(500)
+        elif what == "storage":
+            bench.uplink.send(Nack("the disk is full"))
+            bench.tick(50)
+            bench.uplink.send(Nack(""))
+        else:
+            bench.uplink.send(Job("rest", (), 0))
+            bench.tick(50)
+            bench.uplink.send(Job("other", ("slide",), 0))
+        rows = bench.tick(2000)
+        assert not any(row.by for row in rows[20:]) and rows[-1].reason is HoldReason.scene
+        bench.person("scene_ready")
+        assert any(acts(bench.tick(60)))
+
+
+def _gone(*given: object) -> None:
+    raise RobotError("no answer")
