@@ -321,7 +321,7 @@ class Teleop:
             self.driving = self._taken = True
             self._commanded = None
             self._report(f"You drive {self.robot}.")
-        self._command(command.action)
+        self._command(command.action, command.time_ns)
         return True
 
     def _keep_stopping(self) -> None:
@@ -353,7 +353,7 @@ class Teleop:
         else:
             self._report(f"{self.robot}: {kind.replace('_', ' ')}.")
 
-    def _command(self, action: np.ndarray | None) -> None:
+    def _command(self, action: np.ndarray | None, time_ns: int = 0) -> None:
         assert self._spec is not None
         if action is None:
             # A released key: the robot holds now and not when the command has become old.
@@ -364,12 +364,12 @@ class Teleop:
             action = neutral_action(self._spec, self._pose(), action)
         # A float32 may lie a hair outside a limit that is given in double precision.
         numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
-        if self._send_command("command", numbers):
+        if self._send_command("command", numbers, time_ns=time_ns):
             self._commanded = action
 
-    def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "") -> bool:
+    def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "", time_ns: int = 0) -> bool:
         self._sequence += 1
-        made_ns = self._gateway_clock.theirs(self._clock.now_ns())
+        made_ns = self._gateway_clock.theirs(time_ns or self._clock.now_ns())
         lease = self.lease.number if self.lease is not None else 0
         command = OperatorCommand(self.robot, kind, action, self._sequence, self._name, stop, made_ns, lease)
         apart = kind == "estop" and self._stops is not None and self._stops.send(command)

@@ -69,7 +69,9 @@ class ControlLoop:
         self.override = OperatorOverride(robot.spec, clock, config, self._notify)
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
-        self.driver = GuardedRobot(name, robot, config.driver, config.observation_limits, clock, self._notify)
+        self.driver = GuardedRobot(
+            name, robot, config.driver, config.observation_limits, clock, self._notify, config.safety
+        )
         self.commanded = CommandedRobot(name, robot.spec, self.driver, self.chunks, config.safety)
         self.episodes = EpisodeRunner(
             self.tracker,

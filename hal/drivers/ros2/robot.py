@@ -218,7 +218,10 @@ class Ros2Robot:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _integrate(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(what goes out, what that executes), both float32[da]."""
+        """(what goes out, what that executes), both float32[da].
+
+        Raises `RobotError`, and stops what is driven by velocity, when nobody knows where a target begins.
+        """
         if not self.config.targets:
             return limited, limited
         states = {d.name: (index, d) for index, d in enumerate(self.spec.state)}
@@ -229,13 +232,20 @@ class Ros2Robot:
                 continue
             at, limits = states[target.state]
             if index not in self._targets:
-                measured = synchronizer.observation("").state if measured is None else measured
+                measured = self._require_measured(synchronizer) if measured is None else measured
                 self._targets[index] = float(measured[at])
             begin = self._targets[index]
             end = float(np.clip(begin + target.scale * float(limited[index]), limits.low, limits.high))
             self._targets[index] = end
             sent[index], executed[index] = end, (end - begin) / target.scale
         return sent, executed
+
+    def _require_measured(self, synchronizer: MessageSynchronizer) -> np.ndarray:
+        try:
+            return synchronizer.observation("").state
+        except RobotError:
+            self._commander.stop_velocities()
+            raise
 
     def _stop_moving(self) -> None:
         if self._stop is not None:
