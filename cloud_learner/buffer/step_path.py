@@ -60,20 +60,18 @@ def follow_step(
     Raises `ConfigError` for what is not stored, `StorageError` when it cannot be read now.
     """
     found = _episode(ledger, robot, episode)
-    segment_row, segment, at = _step(ledger, store, found, tick)
-    offset_ns = ledger.clock_offset_at(robot, segment_row.received_ns)
+    row, segment, at = _step(ledger, store, found, tick)
+    offset_ns = ledger.clock_offset_at(robot, row.received_ns)
     stages = [
         *_on_robot(segment, store.spec(segment.episode.spec_hash).period_ns, at, offset_ns),
-        PathStage(
-            "send", "uplink", segment.closed_ns + offset_ns, segment_row.received_ns, {"bytes": segment_row.bytes}
-        ),
-        PathStage("commit", "gateway", segment_row.received_ns, segment_row.committed_ns, {"row": segment_row.row}),
+        PathStage("send", "uplink", segment.closed_ns + offset_ns, row.received_ns, {"bytes": row.bytes}),
+        PathStage("commit", "gateway", row.received_ns, row.committed_ns, {"row": row.row}),
     ]
-    learned, ended = _learned(ledger, store, found, segment_row)
+    learned, ended = _learned(ledger, store, found, row)
     return StepPath(
         robot=robot,
         episode=found.id,
-        segment=segment_row.id,
+        segment=row.id,
         tick=segment.first_tick + at,
         task=found.task,
         actor=ACTORS[segment.actor[at]],

@@ -25,7 +25,7 @@ from wire.messages import Message
 from wire.messages.fleet import JobKind, JobPhase
 from wire.messages.gateway import Nack, ReintroduceRequest, Rejection, Segment
 from wire.metrics import PREFIX, RobotSample, make_registry, robot_metrics, trainer_metrics
-from wire.types import Role
+from wire.types import EpisodeSource, Role
 
 HEARD_NS = 10_000_000_000
 """a peer that spoke so lately is connected; an evaluator that is at work says something twice in that time"""
@@ -76,9 +76,10 @@ class GatewayMetrics:
         self._segments = self._counter("ingest_segments", "Segments that came, by what became of them.", "outcome")
         self._steps = self._counter("ingest_steps", "Steps that were stored.")
         self._bytes = self._counter("ingest_bytes", "Bytes of the segments that were stored, uncompressed.")
+        self.storage_faults = self._counter("storage_faults", "Times that ledger, disk or object store said no.")
         self._ingest_s = Histogram(
             f"{PREFIX}ingest_seconds",
-            "From the recording of a stored segment's last step until its commit.",
+            "From the recording of a segment's last step until its commit, of robots that practise.",
             buckets=_SECONDS,
             registry=self._registry,
         )
@@ -119,10 +120,14 @@ class GatewayMetrics:
     def on_ingested(self, segment: Segment, result: IngestResult) -> None:
         """What became of a segment."""
         self._segments.labels(result.outcome).inc()
+        if result.outcome == IngestOutcome.retry:
+            self.storage_faults.inc()
         if result.outcome == IngestOutcome.stored:
             self._steps.inc(segment.steps)
             self._bytes.inc(segment_bytes(segment))
-            self._ingest_s.observe(max(0.0, result.latency_s))
+            # a simulator's demonstrations are recorded in its own time
+            if segment.episode.source == EpisodeSource.online:
+                self._ingest_s.observe(max(0.0, result.latency_s))
 
     def text(self) -> bytes:
         """The page, in Prometheus's text format."""

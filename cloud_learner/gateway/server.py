@@ -130,6 +130,7 @@ class Gateway:
                 log.error("%s", error)
                 self._view.add_event("storage", str(error), peer)
             self._storage_fault = str(error)
+            self.metrics.storage_faults.inc()
             self._channel.send(peer, Nack(str(error)))
         except FleetError as error:
             log.error("a %s of '%s': %s", type(message).__name__, peer, error)
@@ -384,4 +385,5 @@ class Gateway:
         try:
             self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
         except StorageError as error:
+            self.metrics.storage_faults.inc()
             log.error("the event '%s' of '%s' could not be noted: %s", kind, robot, error)
