@@ -100,7 +100,7 @@ def trainer_metrics(status: TrainerStatus) -> Iterator[Metric]:
 
 def make_registry(*sources: MetricSource) -> CollectorRegistry:
     """What a page shows: these sources, and this process's memory, processor time and open files."""
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     for source in sources:

@@ -6,7 +6,7 @@ them; the measured offsets bring them to the gateway's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ class PathStage(msgspec.Struct, frozen=True):
     """the process that it is spent in, or waiting for"""
     began_ns: int
     ended_ns: int
-    facts: dict[str, int | str] = {}
+    facts: Mapping[str, int | str] = {}
 
 
 class StepPath(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ class TrainerMetrics:
         if (data := counts.dataset) is not None:
             for name, text, count in (
                 ("batches", "Batches that were drawn.", data.batches),
-                ("draws", "Steps that were drawn for them.", data.draws),
+                ("draws", "Steps that were drawn for them.", counts.draws),
                 ("loaded_segments", "Segments brought into memory: all other draws hit the cache.", data.loaded),
                 ("submitted_segments", "Segments that came from the gateway and were not read.", data.from_gateway),
                 ("damaged_segments", "Segments that could not be read and were left out.", data.damaged),

@@ -89,6 +89,8 @@ class TrainerCounts:
     """the newest one"""
     dataset: DatasetStats | None = None
     """as it was then"""
+    draws: int = 0
+    """steps that were drawn for batches"""
     batch_wait_s: float = 0.0
     """waited for batches"""
     gradient_step_s: float = 0.0
@@ -316,6 +318,7 @@ class Trainer:
         self._losses.append(loss)
         ended_ns = self._clock.now_ns()
         self._step_times_ns.append(ended_ns - started_ns)
+        self.counts.draws += self._source.config.batch * self._source.config.ticks_per_frame
         self.counts.batch_wait_s += (loaded_ns - started_ns) / 1e9
         self.counts.gradient_step_s += (ended_ns - loaded_ns) / 1e9
         if self.learner.config.adaptive_share:

@@ -68,7 +68,13 @@ def otlp(path: StepPath) -> TracesData:
     """The trace of a step: one span for all of it, and one below that for each stage, by the process it is spent in."""
     trace_id = hashlib.sha256(f"{path.segment} {path.tick}".encode()).hexdigest()[:32]
     began_ns, ended_ns = _bounds(path)
-    facts = {"robot": path.robot, "episode": path.episode, "tick": path.tick, "task": path.task, "actor": path.actor}
+    facts: dict[str, int | str] = {
+        "robot": path.robot,
+        "episode": path.episode,
+        "tick": path.tick,
+        "task": path.task,
+        "actor": path.actor,
+    }
     if path.ended:
         facts["ended"] = path.ended
     whole = PathStage("step", "control", began_ns, ended_ns, facts)

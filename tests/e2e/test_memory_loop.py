@@ -265,7 +265,10 @@ def test_the_figures_are_those_of_the_ledger_and_of_one_another(worked: InProces
     assert own.pop(age) >= 0
     assert told.pop(age) >= 0
     assert own == told
-    assert own["vla_fleet_robot_recorded_steps_total", "robot-0"] == worked.ledger.robot_totals()["robot-0"].steps
+    recorded = own["vla_fleet_robot_recorded_steps_total", "robot-0"]
+    assert 100 < recorded <= worked.ledger.robot_totals()["robot-0"].steps, (
+        "the last segment came after the last status"
+    )
 
 
 def _followed(fleet: InProcessFleet, robot: str = "robot-0", episode: str = "", tick: int | None = None) -> StepPath:

@@ -130,8 +130,6 @@ class DatasetStats(LoadCounts, kw_only=True):
     """ledger row of the newest segment looked at"""
     echo: float
     """draws of a step now, on average, while it is in memory, where not all fit"""
-    draws: int
-    """steps that each rank drew, also before a stop"""
     from_gateway: int
     """segments that had not to be read, neighbours included"""
 

@@ -230,7 +230,6 @@ class ReplayDataset:
             bytes=self._frames.frame_bytes + self._builder.steps.bytes,
             newest_row=self.newest_row,
             echo=self.echo,
-            draws=self._sampled // self.config.world,
             from_gateway=self._fresh.given,
         )
 
