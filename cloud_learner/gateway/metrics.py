@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from prometheus_client import Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
@@ -31,27 +31,26 @@ HEARD_NS = 10_000_000_000
 """a peer that spoke so lately is connected; an evaluator that is at work says something twice in that time"""
 
 
-class RefusalReason(StrEnum):
-    """Why somebody or something was turned away."""
+class RejectionKind(StrEnum):
+    """Why somebody or something was turned away, as far as the gateway's own messages tell."""
 
-    key = "key"
-    """no key of this fleet"""
-    name = "name"
-    """another robot has it"""
-    spec = "spec"
-    """another kind of robot than this fleet's policy is made for"""
-    role = "role"
+    unknown_key = "unknown_key"
+    wrong_role = "wrong_role"
     """this message is not for whoever sent it to send"""
-    unknown = "unknown"
-    """it has to say hello first"""
-    storage = "storage"
-    """it cannot be stored now"""
+    duplicate_name = "duplicate_name"
+    """another robot has it"""
+    other_spec = "other_spec"
+    """another kind of robot than this fleet's policy is made for"""
+    no_hello = "no_hello"
+    """it has to say hello first: so do all after each start of the gateway"""
+    not_stored = "not_stored"
+    """it has to come again later"""
     other = "other"
     """as the log says"""
 
 
-_NAMED = (RefusalReason.name, RefusalReason.spec)
-"""what the text of a rejection may begin with"""
+_BEGINNINGS = {"name": RejectionKind.duplicate_name, "spec": RejectionKind.other_spec}
+"""what the text of a rejection begins with"""
 _PURPOSES = (*JobKind, ESTOP)
 _OTHER = "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -67,11 +66,6 @@ class GatewayMetrics:
         self._received = self._counter("gateway_messages_received", "Messages of known keys, by type.", "type")
         self._sent = self._counter(
             "gateway_messages_sent", "Messages that were handed to a connection, by type.", "type"
-        )
-        self._refused = self._counter(
-            "gateway_refusals",
-            "Who or what was turned away, by reason.",
-            "reason",
         )
         self._segments = self._counter("ingest_segments", "Segments that came, by what became of them.", "outcome")
         self._steps = self._counter("ingest_steps", "Steps that were stored.")
@@ -89,8 +83,9 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        for reason in RefusalReason:
-            self._refused.labels(reason)
+        self._rejected = CountByKey[str](dict.fromkeys(RejectionKind, 0))
+        self.refusals: list[CountByKey[str]] = [self._rejected]
+        """counted here and by others, by reason; what has the same reason is added up"""
         for outcome in IngestOutcome:
             self._segments.labels(outcome)
 
@@ -104,18 +99,20 @@ class GatewayMetrics:
     def on_sent(self, message: Message) -> None:
         """A message that a connection took."""
         self._sent.labels(type(message).__name__).inc()
+
+    def on_answer(self, message: Message) -> None:
+        """A message to a peer, whether it is there to take it or not."""
         match message:
             case Rejection(reason=text):
-                word = text.partition(":")[0]
-                self.on_refused(RefusalReason(word) if word in _NAMED else RefusalReason.other)
+                self.on_rejected(_BEGINNINGS.get(text.partition(":")[0], RejectionKind.other))
             case ReintroduceRequest():
-                self.on_refused(RefusalReason.unknown)
+                self.on_rejected(RejectionKind.no_hello)
             case Nack():
-                self.on_refused(RefusalReason.storage)
+                self.on_rejected(RejectionKind.not_stored)
 
-    def on_refused(self, reason: RefusalReason, times: int = 1) -> None:
+    def on_rejected(self, kind: RejectionKind, times: int = 1) -> None:
         """Somebody or something was turned away."""
-        self._refused.labels(reason).inc(times)
+        self._rejected[kind] += times
 
     def on_ingested(self, segment: Segment, result: IngestResult) -> None:
         """What became of a segment."""
@@ -141,6 +138,13 @@ class GatewayMetrics:
         # the gateway's loop goes on meanwhile
         heard = [one for one in list(self._peers.values()) if now_ns - one.last_message_ns < HEARD_NS]
         yield _shares("gateway_peers", "Peers that were heard lately, by role.", "role", Role, (p.role for p in heard))
+        refused = CounterMetricFamily(f"{PREFIX}gateway_refusals", "Who or what was turned away.", labels=("reason",))
+        total = CountByKey[str]()
+        for counts in self.refusals:
+            total.update(counts.copy())
+        for reason, times in total.items():
+            refused.add_metric((reason,), times)
+        yield refused
         yield GaugeMetricFamily(f"{PREFIX}gateway_pages", "Operator pages that are open.", self._view.pages)
         yield SummaryMetricFamily(
             f"{PREFIX}ledger_write_wait_seconds",
@@ -187,6 +191,7 @@ class CountedChannel:
         return received
 
     def send(self, peer: str, message: Message) -> bool:
+        self._metrics.on_answer(message)
         sent = self._channel.send(peer, message)
         if sent:
             self._metrics.on_sent(message)
@@ -194,7 +199,7 @@ class CountedChannel:
 
     def rejections(self) -> list[tuple[str, str]]:
         found = self._channel.rejections()
-        self._metrics.on_refused(RefusalReason.key, len(found))
+        self._metrics.on_rejected(RejectionKind.unknown_key, len(found))
         return found
 
     def close(self) -> None:

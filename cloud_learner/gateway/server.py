@@ -17,7 +17,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
-from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RefusalReason
+from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
@@ -196,7 +196,7 @@ class Gateway:
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
-                self.metrics.on_refused(RefusalReason.role)
+                self.metrics.on_rejected(RejectionKind.wrong_role)
                 log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:

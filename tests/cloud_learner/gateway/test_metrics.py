@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,13 +43,16 @@ def test_who_is_turned_away_is_counted_by_reason(hall: Hall) -> None:
     hall.ask(stranger, Hello("robot-2", "edge", clock_name(), 1, 7, samples.spec()))
     hall.ask(hall.server.connect("robot-0@2"), Hello("robot-0", "edge", "another computer", 1, 8, samples.spec()))
     hall.ask(robot, TrainerStatus(1, 0.0, 1.0, 1, 1, "online"))
+    # a port counts those that it turns away itself
+    hall.gateway.metrics.refusals.append(Counter(wrong_role=2, malformed=1))
     counted = {name: n for name, n in figures(hall).items() if name.startswith("gateway_refusals")}
     assert counted == {
-        "gateway_refusals_total{reason=unknown}": 1,
-        "gateway_refusals_total{reason=spec}": 1,
+        "gateway_refusals_total{reason=no_hello}": 1,
+        "gateway_refusals_total{reason=other_spec}": 1,
         "gateway_refusals_total{reason=other}": 1,
-        "gateway_refusals_total{reason=name}": 1,
-        "gateway_refusals_total{reason=role}": 1,
+        "gateway_refusals_total{reason=duplicate_name}": 1,
+        "gateway_refusals_total{reason=wrong_role}": 3,
+        "gateway_refusals_total{reason=malformed}": 1,
     }
 
 
@@ -72,7 +76,7 @@ def test_what_is_stored_is_counted_by_what_became_of_it(hall: Hall, monkeypatch:
     for outcome in ("stored", "duplicate", "quarantined", "retry"):
         assert counted[f"ingest_segments_total{{outcome={outcome}}}"] == 1
     assert counted["ingest_steps_total"] == counted["buffer_steps"] == good.steps
-    assert counted["storage_faults_total"] == counted["gateway_refusals_total{reason=storage}"] == 1
+    assert counted["storage_faults_total"] == counted["gateway_refusals_total{reason=not_stored}"] == 1
     assert counted["ingest_seconds_count"] == 1
     assert counted["ingest_commit_seconds_count"] == 3
     assert counted["gateway_messages_received_total{type=Segment}"] == 4
