@@ -27,7 +27,9 @@ try:
     raise ValueError("inside")
 except ValueError:
     log.exception("it failed")
-threading.Thread(target=lambda: 1 / 0).start()
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
 report_end("vla-fleet", "the arm is on fire")
 {}["missing"]
 """
