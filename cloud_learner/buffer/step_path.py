@@ -163,6 +163,7 @@ def _learned(
     if not learned:
         return [], "no version has learned from its episode yet"
     version = learned[0]
+    # a version does not say who made it: a trainer of another name is taken to have the gateway's clock
     created_ns = version.created_ns + ledger.clock_offset_at(Role.trainer, segment.committed_ns)
     if created_ns < segment.committed_ns:
         return [], "a clock has started over since it was stored"

@@ -28,7 +28,7 @@ from wire.metrics import PREFIX, RobotSample, make_registry, robot_metrics, trai
 from wire.types import EpisodeSource, Role
 
 HEARD_NS = 10_000_000_000
-"""a peer that spoke so lately is connected; an evaluator that is at work says something twice in that time"""
+"""a peer that spoke so lately counts as connected"""
 
 
 class RejectionKind(StrEnum):
