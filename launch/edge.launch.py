@@ -28,6 +28,8 @@ PARAMETERS = {
     "speed_limit": (float, "1.0", "share of its velocity limits at which the robot moves at most"),
     "cpu_control": (int, "-1", "the only core that control runs on; -1: any but the first"),
     "cpu_driver": (int, "-1", "the only core that the robot's driver runs on; -1: any but the first"),
+    "metrics_port": (int, "0", "port for Prometheus, which asks for /metrics; 0: none"),
+    "metrics_host": (str, "127.0.0.1", "address that port is opened on"),
     "operator": (bool, "false", "whether the scripted operator corrects, for simulated robots that have one"),
     "strategy": (str, "", "how actions that come late are dealt with; default: the recipe's"),
     "delay": (str, "", "inject latency in control ticks"),

@@ -17,6 +17,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
+from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
@@ -82,7 +83,9 @@ class Gateway:
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest."""
-        self._channel = channel
+        self._peers: dict[str, KnownPeer] = {}
+        self.metrics = GatewayMetrics(view, ledger, self._peers, clock)
+        self._channel = channel = CountedChannel(channel, self.metrics)
         self._ledger = ledger
         self._ingest = ingest
         self._weights = weights
@@ -90,7 +93,6 @@ class Gateway:
         self._spec = spec
         self._clock = clock
         self._wall_ns = wall_ns
-        self._peers: dict[str, KnownPeer] = {}
         self._announced_ns: dict[int, int] = {}
         self._segments: list[tuple[str, Segment]] = []
         self._segment_bytes = 0
@@ -128,6 +130,7 @@ class Gateway:
                 log.error("%s", error)
                 self._view.add_event("storage", str(error), peer)
             self._storage_fault = str(error)
+            self.metrics.storage_faults.inc()
             self._channel.send(peer, Nack(str(error)))
         except FleetError as error:
             log.error("a %s of '%s': %s", type(message).__name__, peer, error)
@@ -193,6 +196,7 @@ class Gateway:
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
+                self.metrics.on_rejected(RejectionKind.wrong_role)
                 log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:
@@ -295,9 +299,12 @@ class Gateway:
     def _store_segments(self) -> None:
         """Store what was received since the last time with one flush, then acknowledge it."""
         segments, self._segments, self._segment_bytes = self._segments, [], 0
-        for (peer, segment), result in zip(
-            segments, self._ingest.accept_all(segments, self._clock.now_ns()), strict=True
-        ):
+        if not segments:
+            return
+        with self.metrics.commit_s.time():
+            results = self._ingest.accept_all(segments, self._clock.now_ns())
+        for (peer, segment), result in zip(segments, results, strict=True):
+            self.metrics.on_ingested(segment, result)
             with self._reported(peer, segment):
                 self._acknowledge(peer, segment, result)
 
@@ -378,4 +385,5 @@ class Gateway:
         try:
             self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
         except StorageError as error:
+            self.metrics.storage_faults.inc()
             log.error("the event '%s' of '%s' could not be noted: %s", kind, robot, error)

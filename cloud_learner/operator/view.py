@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
@@ -33,6 +35,21 @@ _MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
     ("", Mode.estop): ("estop", "emergency stop"),
     (Mode.estop, ""): ("estop", "emergency stop released"),
 }
+
+
+class FleetObservation(msgspec.Struct, frozen=True):
+    """The fleet at one moment, for programs."""
+
+    robots: dict[str, tuple[float, EdgeStatus | None, RobotState | None]]
+    """by name: seconds since it was heard, its status, and how the scheduler sees it"""
+    trainer: tuple[float, TrainerStatus] | None
+    """seconds since it was heard, and its status"""
+    version: PolicyVersion | None
+    """the newest"""
+    steps_stored: int
+    jobs: tuple[JobState, ...]
+    success: dict[str, float]
+    """by task: of the newest version on the curve"""
 
 
 class FleetView:
@@ -275,6 +292,19 @@ class FleetView:
         with self._lock:
             fresh = [(*key, jpeg) for key, (serial, jpeg) in self._previews.items() if serial > after]
             return self._preview_serial, fresh
+
+    def observe(self) -> FleetObservation:
+        """What is known now, as it was reported."""
+        with self._lock:
+            now_ns = self._clock.now_ns()
+            return FleetObservation(
+                {name: ((now_ns - one.seen_ns) / 1e9, one.status, one.state) for name, one in self._robots.items()},
+                self._trainer and ((now_ns - self._trainer[1]) / 1e9, self._trainer[0]),
+                self._version,
+                self._steps_stored,
+                self._jobs,
+                self._curve[-1]["tasks"] if self._curve else {},
+            )
 
     def snapshot(self) -> dict[str, Any]:
         """All that the page shows but the pictures, ready for JSON: no NaN, no infinities."""
