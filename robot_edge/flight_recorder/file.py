@@ -57,7 +57,7 @@ def frames(file: IO[bytes]) -> Iterator[Any]:
     while len(head := file.read(_FRAME.size)) == _FRAME.size:
         size, crc = _FRAME.unpack(head)
         if size > MAX_RECORD_BYTES:
-            raise CorruptDataError(f"{file.name}: a record of {size} bytes, above the cap of {MAX_RECORD_BYTES}.")
+            return  # no record: what a kill left there
         payload = file.read(size)
         if len(payload) < size or zlib.crc32(payload) != crc:
             return

@@ -105,7 +105,7 @@ def test_what_a_header_claims_is_not_believed(header):
     text = msgspec.json.encode(header).decode()
     spec = msgspec.to_builtins(header.spec)
     many = spec | {"state": [spec["state"][0] | {"name": str(n)} for n in range(2000)]}
-    endless = text.replace('"config":{}', '"config":{"a":' + "[" * 10**5 + "]" * 10**5 + "}")
+    endless = text.replace('"config":{', '"config":{"a":' + "[" * 10**5 + "]" * 10**5 + ",")
     for entries, message in (
         ({"__metadata__": {str(n): "" for n in range(10**6)}}, "above the cap"),
         ({"__metadata__": {"vla_fleet": text}, "a": tensor([2**38], 2**40)}, "the file has 4"),
@@ -117,7 +117,6 @@ def test_what_a_header_claims_is_not_believed(header):
         data = len(encoded).to_bytes(8, "little") + encoded + bytes(4 if "a" in entries else 0)
         with pytest.raises(WeightsError, match=message):
             unpack(data)
-    assert endless != text
 
 
 def tensor(shape, end):
