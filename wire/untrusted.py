@@ -92,11 +92,11 @@ def read_file(path: Path, max_bytes: int, root: Path | None = None, wrong: type[
 
 
 def parse_json(data: bytes | str, what: object, remedy: str = "", wrong: type[FleetError] = ConfigError) -> Any:
-    """The value in `data`. Raises `wrong` for what is no JSON or is nested without end."""
+    """The value in `data`. Raises `wrong` for what is no JSON or is nested too deep."""
     try:
         return json.loads(data)
     except RecursionError as error:
-        raise wrong(f"{what}: not JSON that anything writes: it is nested too deep.{remedy and ' ' + remedy}") from error
+        raise wrong(f"{what}: not JSON: it is nested too deep.{remedy and ' ' + remedy}") from error
     except ValueError as error:
         raise wrong(f"{what}: not JSON: {error}.{remedy and ' ' + remedy}") from error
 

@@ -71,7 +71,7 @@ def require_model_directory(directory: Path) -> None:
 
 
 def require_tensors(path: Path, root: Path | None = None, remedy: str = "") -> None:
-    """Raise `WeightsError` if a safetensors file is a pickle, leads out of `root` or has a header that it does not keep.
+    """Raise `WeightsError` if a safetensors file is a pickle, leads out of `root` or does not keep its header.
 
     `remedy` is one more way out, a sentence.
     """
@@ -117,4 +117,6 @@ def _entries(value: Any, where: str = "") -> Iterator[tuple[str, str, Any]]:
                 yield inside, key, said
                 waiting.append((inside, said))
         elif isinstance(one, list):
-            waiting += [(f"{place}[{number}]", said) for number, said in enumerate(one) if isinstance(said, dict | list)]
+            waiting += [
+                (f"{place}[{number}]", said) for number, said in enumerate(one) if isinstance(said, dict | list)
+            ]

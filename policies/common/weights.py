@@ -62,7 +62,7 @@ def pack_module(module: nn.Module, header: Header) -> bytes:
 def read_header(data: bytes, what: str = "weights") -> Header:
     """The header alone. Raises `WeightsError` for anything that is not a weights file of this format."""
     length = int.from_bytes(data[:8], "little")
-    fits = 8 <= len(data) and length <= len(data) - 8
+    fits = len(data) >= 8 and length <= len(data) - 8
     # the length of a safetensors header may begin with the same byte as a pickle; what follows it is always JSON
     if (data[:2] == b"PK" or data[:1] == b"\x80") and not (fits and data[8:9] == b"{"):
         raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from policies.common.untrusted import refuse_code, require_tensors
 from policies.lerobot.checkpoint_path import ADAPTER_WEIGHTS, ADAPTERS, read_json
-from wire.errors import ConfigError, WeightsError, suggest
+from wire.errors import ConfigError, suggest
 
 POLICIES = frozenset(("act", "diffusion", "pi0", "pi05", "smolvla", "tdmpc", "vqbet", "xvla"))
 """types of lerobot's own that read their checkpoint as data; the others load Python of a tokenizer or backbone"""
@@ -57,8 +57,8 @@ def require_known_type(kind: str, made: type, file: Path) -> None:
     """Raise `ConfigError` unless the policy type, whose configuration is a `made`, is one that is read as data."""
     if kind not in POLICIES and _of_lerobot(made):
         raise ConfigError(
-            f"{file}: lerobot runs Python that a checkpoint of a '{kind}' policy names, so it is not read.{suggest(kind, POLICIES)} "
-            f"Known: {', '.join(sorted(POLICIES))}, and types of installed packages (lerobot_policy_*)."
+            f"{file}: lerobot may run Python that a checkpoint of a '{kind}' policy names, so it is not read. Known: "
+            f"{', '.join(sorted(POLICIES))}, and types of installed packages (lerobot_policy_*)."
         )
 
 
@@ -88,9 +88,9 @@ def require_known_steps(steps: list[dict[str, Any]], file: Path) -> None:
             name, known = str(step.get("class")), _is_step(str(step.get("class")))
         if not known:
             raise ConfigError(
-                f"{where} is '{name[:200]}', no processor step that is known to only compute, so it is neither imported "
-                f"nor called.{suggest(name, STEPS)} Known: {', '.join(sorted(STEPS))}, and steps that an installed "
-                "package registers with lerobot (lerobot_policy_*)."
+                f"{where} is '{name[:200]}', no processor step that is known to only compute, so it is neither "
+                f"imported nor called.{suggest(name, STEPS)} Known: {', '.join(sorted(STEPS))}, and steps that an "
+                "installed package registers with lerobot (lerobot_policy_*)."
             )
 
 
@@ -101,8 +101,8 @@ def require_known_adapters(directory: Path) -> None:
     refuse_code(config, file)
     if (kind := config.get("peft_type")) not in ADAPTER_KINDS:
         raise ConfigError(
-            f"{file}: adapters of the kind {kind!r}; read are {' and '.join(ADAPTER_KINDS)}. Merge them where you trust "
-            "them (`merge_and_unload`) and write the policy with `save_pretrained`."
+            f"{file}: adapters of the kind {kind!r}; read are {' and '.join(ADAPTER_KINDS)}. Merge them where you "
+            "trust them (`merge_and_unload`) and write the policy with `save_pretrained`."
         )
     for name in _ADAPTER_CODE:
         if config.get(name):

@@ -54,7 +54,7 @@ def locate(checkpoint_path: str, fetch: bool = True) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The object in config.json. Raises `ConfigError` if there is none or it names no policy type, or if it names code."""
+    """The object in config.json. Raises `ConfigError` if there is none, if it names code or no policy type."""
     config = read_json(directory / CONFIG)
     refuse_code(config, directory / CONFIG)
     if not isinstance(config.get("type"), str):

@@ -148,7 +148,11 @@ class FlightFile:
         try:
             if data is not None:
                 return np.frombuffer(data, reference.dtype).reshape(reference.shape).copy()
-            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) <= MAX_RECORD_BYTES:
+            if (
+                reference.dtype == "|u1"
+                and len(reference.shape) == 3
+                and math.prod(reference.shape) <= MAX_RECORD_BYTES
+            ):
                 return stand_in(reference)
         except (ValueError, TypeError) as error:
             raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error

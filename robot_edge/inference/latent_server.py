@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 

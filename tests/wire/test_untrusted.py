@@ -103,7 +103,10 @@ class TestSafetensors:
         [
             (b"", "0 bytes that are no safetensors"),
             (safetensors({}, length=2**40), "no safetensors file, or a torn one"),
-            (safetensors({"a": tensor("F32", [2**38], 0, 2**40)}, 8), "tensors have 1099511627776 bytes, the file has 8"),
+            (
+                safetensors({"a": tensor("F32", [2**38], 0, 2**40)}, 8),
+                "tensors have 1099511627776 bytes, the file has 8",
+            ),
             (safetensors({"a": tensor("F32", [2**20], 0, 8)}, 8), r"'a', F32\[1048576\], cannot be"),
             (safetensors({"a": tensor("F32", [2**62, 2**62], 0, 8)}, 8), "cannot be the bytes"),
             (safetensors({"a": tensor("F32", [2**40] * 10**5, 0, 8)}, 8), "cannot be the bytes"),

@@ -119,7 +119,7 @@ def read_spans(objects: ObjectStore, spans: Sequence[Span], cached: bool = True)
     needed = dict.fromkeys((key, number) for key, first, end in spans for number in _numbers(first, end))
     at = {(key, number): index[key][number].tolist() for key, number in needed if index[key][number][0] != _EMPTY}
     for (key, number), (offset, length) in at.items():
-        if offset < _INDEX_BYTES or length > _PACKED_BYTES or offset + length > _INDEX_BYTES + len(index[key]) * _PACKED_BYTES:
+        if length > _PACKED_BYTES or not 0 <= offset - _INDEX_BYTES <= len(index[key]) * _PACKED_BYTES:
             raise CorruptDataError(
                 f"object {objects.place}/{key}: chunk {number} cannot be the {length} bytes from {offset} on. Restore "
                 "it from a backup."

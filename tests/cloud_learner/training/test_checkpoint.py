@@ -181,7 +181,7 @@ class Evil:
 def test_a_file_that_vouches_for_harm_is_damaged(tmp_path, monkeypatch, data):
     monkeypatch.chdir(tmp_path)
     named(tmp_path, data)
-    with pytest.raises(CorruptDataError, match="all checkpoints in .* are damaged"):
+    with pytest.raises(CorruptDataError, match=r"all checkpoints in .* are damaged"):
         checkpoint.load_newest(tmp_path)
     assert not (tmp_path / "was run").exists()
 

@@ -47,8 +47,16 @@ def test_what_is_data_passes(model: Path) -> None:
         ("config.json", {"_attn_implementation": "somebody/kernel"}, "somebody/kernel.*fetched and run"),
         ("config.json", {"text_config": {"attn_implementation": "a/b"}}, r"text_config\.attn_implementation"),
         ("adapter_config.json", {"base_model_name_or_path": "somebody/other"}, "adapters, which name another model"),
-        ("model.safetensors.index.json", {"weight_map": {"a": "../../x.safetensors"}}, r"x\.safetensors.*same directory"),
-        ("model.safetensors.index.json", {"weight_map": {"a": "pytorch_model.bin"}}, r"pytorch_model\.bin.*safetensors"),
+        (
+            "model.safetensors.index.json",
+            {"weight_map": {"a": "../../x.safetensors"}},
+            r"x\.safetensors.*same directory",
+        ),
+        (
+            "model.safetensors.index.json",
+            {"weight_map": {"a": "pytorch_model.bin"}},
+            r"pytorch_model\.bin.*safetensors",
+        ),
         ("model.safetensors.index.json", {"weight_map": []}, "no index"),
         ("model.safetensors.index.json", [], "no index"),
     ],
@@ -78,7 +86,7 @@ def test_weights_that_are_a_pickle(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin: a pickle"):
         require_model_directory(model)
     (model / "model.safetensors").write_bytes(b"\x80\x04N." + bytes(9))
-    with pytest.raises(WeightsError, match="a pickle.*Or do something else"):
+    with pytest.raises(WeightsError, match=r"a pickle.*Or do something else"):
         require_tensors(model / "model.safetensors", model, "Or do something else.")
 
 
@@ -97,7 +105,10 @@ class TestAllocationCap:
     def test_a_larger_one_is_refused_before_it_has_memory(self, tmp_path: Path) -> None:
         file = tmp_path / "model.safetensors"
         safetensors.torch.save_file({"a": torch.zeros(3)}, file)
-        with AllocationCap(file, "config.json"), pytest.raises(ConfigError, match=r"config\.json: .*model\.safetensors"):
+        with (
+            AllocationCap(file, "config.json"),
+            pytest.raises(ConfigError, match=r"config\.json: .*model\.safetensors"),
+        ):
             nn.Linear(2**20, 2**24)  # 64 TiB
 
     def test_without_weights_the_machine_is_the_cap(self) -> None:

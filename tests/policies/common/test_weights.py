@@ -110,7 +110,10 @@ def test_what_a_header_claims_is_not_believed(header):
         ({"__metadata__": {str(n): "" for n in range(10**6)}}, "above the cap"),
         ({"__metadata__": {"vla_fleet": text}, "a": tensor([2**38], 2**40)}, "the file has 4"),
         ({"__metadata__": {"vla_fleet": text}, "a": tensor([2**38], 4)}, "cannot be the bytes"),
-        ({"__metadata__": {"vla_fleet": msgspec.json.encode({**json.loads(text), "spec": many}).decode()}}, "at most 1024"),
+        (
+            {"__metadata__": {"vla_fleet": msgspec.json.encode({**json.loads(text), "spec": many}).decode()}},
+            "at most 1024",
+        ),
         ({"__metadata__": {"vla_fleet": endless}}, "cannot be read"),
     ):
         encoded = json.dumps(entries).encode()

@@ -107,7 +107,11 @@ def test_what_keeps_itself_out_of_sight_is_named() -> None:
 
 THEIRS = ["os:system", "builtins:object", "subprocess:Popen", "robot_edge.nowhere:X", "wire:x"]
 # what modules of ours have imported: an object of such a class may act when it is thrown away
-THEIRS += ["robot_edge.flight_recorder.file:Path", "wire.episode_file:struct.Struct", "robot_edge.flight_recorder.snapshot:np.ndarray"]
+THEIRS += [
+    "robot_edge.flight_recorder.file:Path",
+    "wire.episode_file:struct.Struct",
+    "robot_edge.flight_recorder.snapshot:np.ndarray",
+]
 
 
 @pytest.mark.parametrize("name", THEIRS)
