@@ -68,7 +68,7 @@ def require_file(
         found = path.stat()
         real = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise wrong(f"{path}: it cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise wrong(f"{path}: {getattr(error, 'strerror', None) or error}.") from error
     if not stat.S_ISREG(found.st_mode):
         raise wrong(f"{path}: no regular file, and is not read. Put the file itself there.")
     if root is not None and not any(real.is_relative_to(place) for place in _places(root)):
@@ -85,7 +85,7 @@ def read_file(path: Path, max_bytes: int, root: Path | None = None, wrong: type[
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise wrong(f"{path}: it cannot be read: {error.strerror or error}.") from error
+        raise wrong(f"{path}: {error.strerror or error}.") from error
     if len(data) > max_bytes:
         raise wrong(f"{path}: it grew above the cap of {max_bytes} bytes while it was read.")
     return data

@@ -59,7 +59,7 @@ class TestFiles:
             with pytest.raises(ConfigError, match="leads out of"):
                 require_file(inside / name, root=inside)
         for name in ("loop", "nothing"):
-            with pytest.raises(ConfigError, match="cannot be read"):
+            with pytest.raises(ConfigError, match=f"{name}: (Too many|No such|Symlink)"):
                 require_file(inside / name, root=inside)
 
     def test_a_snapshot_of_the_hugging_face_cache_links_to_its_blobs_alone(self, tmp_path: Path) -> None:

@@ -322,8 +322,7 @@ def _sqlite(path: Path, read_only: bool) -> sa.Engine:
     def _prepare(connection: Any, _record: Any) -> None:
         # pysqlite's own transaction handling is switched off: `_begin` below does it
         connection.isolation_level = None
-        # a ledger may have been made elsewhere: its schema calls no function that does more than compute
-        pragmas = [f"busy_timeout={_WAIT_S * 1000}", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
+        pragmas = [f"busy_timeout={_WAIT_S * 1000}", "synchronous=FULL", "foreign_keys=ON"]
         # a reader could not change the journal mode, and must not change data
         pragmas += ["query_only=ON"] if read_only else ["journal_mode=WAL"]
         for pragma in pragmas:

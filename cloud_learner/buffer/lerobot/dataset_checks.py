@@ -69,12 +69,16 @@ def whole_number(value: Any, what: str) -> int:
     return value
 
 
-def require_table(path: Path, root: Path, columns: Sequence[str] | None = None) -> None:
+def require_table(path: Path, root: Path, columns: Sequence[str] | None = None, what: str = "") -> None:
     """Raise `CorruptDataError` unless the columns of a parquet file that are read (None: all) fit into memory.
 
-    A column of one number a million times is a few bytes on the disk; its footer says how many there are.
+    A column of one number a million times is a few bytes on the disk; its footer says how many there are. `what` begins
+    the message.
     """
-    require_file(path, root=root, wrong=CorruptDataError)
+    try:
+        require_file(path, root=root, wrong=CorruptDataError)
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{what}{error} Copy the whole dataset again.") from error
     about = of_lerobot("pyarrow.parquet").read_metadata(path)
     values = 0
     for group in range(about.num_row_groups):
@@ -87,7 +91,7 @@ def require_table(path: Path, root: Path, columns: Sequence[str] | None = None) 
                 unpacked += column.total_uncompressed_size
         if unpacked > MAX_TABLE_BYTES or values > MAX_VALUES:
             raise CorruptDataError(
-                f"{path}: it claims {values} numbers and {unpacked} bytes of a row group, above the caps of "
+                f"{what}{path}: it claims {values} numbers and {unpacked} bytes of a row group, above the caps of "
                 f"{MAX_VALUES} and {MAX_TABLE_BYTES}. Split the dataset, or copy it again."
             )
 

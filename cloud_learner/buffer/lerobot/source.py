@@ -140,7 +140,7 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
         """[rows, n] of those of `names` that the dataset has as numbers."""
         there = [name for name in names if name in self.features]
         with _unreadable(f"episode {episode.index}: {episode.path}"):
-            require_table(episode.path, self.root, [*there, "episode_index"])
+            require_table(episode.path, self.root, [*there, "episode_index"], f"episode {episode.index}: ")
             table = of_lerobot("pyarrow.parquet").read_table(
                 episode.path, columns=there, filters=[("episode_index", "=", episode.index)]
             )
@@ -172,7 +172,7 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
             return
         parquet = of_lerobot("pyarrow.dataset")
         with _unreadable(f"{what}: images '{key}' of {episode.path}"):
-            require_table(episode.path, self.root, [key, "episode_index"])
+            require_table(episode.path, self.root, [key, "episode_index"], f"{what}: ")
             scanner = parquet.dataset(episode.path, format="parquet").scanner(
                 columns=[key],
                 filter=parquet.field("episode_index") == episode.index,

@@ -24,7 +24,7 @@ _WRITE = "Write it with `save_pretrained(DIRECTORY)` of the model and of its pro
 def describe(directory: Path | str, layers: int = 0, words: int = 48, train: bool = False) -> Vlm:
     """The configuration of the backbone in `directory`, with the first `layers` of its text model (0: all).
 
-    Raises `ConfigError` that names the file for anything missing, of another family, or not to be read as data alone.
+    Raises `ConfigError` that names the file for anything missing or of another family.
     """
     directory = Path(directory)
     config = _read(directory, "config.json")
@@ -53,7 +53,8 @@ def fingerprint(directory: Path) -> str:
 
 
 def require_backbone(directory: Path | None, vlm: Vlm, random: bool = False) -> Path:
-    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is.
+    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is, and as
+    `require_model_directory` does.
 
     `random`: its weights are not wanted, so they may be missing.
     """

@@ -53,9 +53,10 @@ def test_a_step_that_lerobot_would_call(checkpoint, robot, marker) -> None:
     for name in (BEFORE, AFTER):
         shutil.copytree(checkpoint, copy := checkpoint.with_name(name))
         change(copy / name, lambda content: content["steps"].insert(0, step))
-        with pytest.raises(ConfigError, match=rf"{name}: steps\[0\] is 'os\.mkdir'.*neither imported nor called"):
+        with pytest.raises(ConfigError) as refused:
             make(str(copy), {}, robot, 0)
-        assert not marker.exists()
+        assert not marker.exists(), "what the file names was called"
+        assert f"{name}: steps[0] is 'os.mkdir'" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,15 @@ class TestVideos:
         monkeypatch.setattr(video, "MAX_PICTURE_PIXELS", 64 * 48 - 1)
         with pytest.raises(CorruptDataError, match="claims more than"):
             list(frames_at(film, [0.0], 0.05, "it"))
+
+    def test_frames_larger_than_the_film_says(self, film: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from cloud_learner.buffer.lerobot import video
+
+        data = bytearray(film.read_bytes())
+        at = data.index(b"mp4v", data.index(b"stsd")) + 28  # width and height of the sample entry
+        assert data[at : at + 4] == b"\x00\x40\x00\x30"
+        data[at : at + 4] = b"\x00\x10\x00\x10"
+        film.write_bytes(data)
+        monkeypatch.setattr(video, "MAX_PICTURE_PIXELS", 64 * 48 - 1)
+        with pytest.raises(CorruptDataError, match=r"claims more than|cannot be decoded"):
+            list(frames_at(film, [0.0], 0.05, "it"))
