@@ -53,8 +53,8 @@ def fingerprint(directory: Path) -> str:
 
 
 def require_backbone(directory: Path | None, vlm: Vlm, random: bool = False) -> Path:
-    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is, and as
-    `require_model_directory` does.
+    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is, and
+    as `require_model_directory` does.
 
     `random`: its weights are not wanted, so they may be missing.
     """

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 
 from cloud_learner.buffer.lerobot import dataset_checks
 from cloud_learner.buffer.lerobot.dataset_checks import MAX_VALUES, require_picture
+from cloud_learner.buffer.lerobot.mapping import DatasetMapping, map_dataset
 from cloud_learner.buffer.lerobot.source import DatasetSource
 from cloud_learner.buffer.lerobot.video import frames_at
 from tests.cloud_learner.buffer.lerobot.lerobot_samples import taken
@@ -160,6 +162,13 @@ def test_rates_that_cannot_be(dataset: Path, fps: object) -> None:
     change(dataset, lambda info: info.update(fps=fps))
     with pytest.raises(ConfigError, match=r"info\.json: fps"):
         taken(dataset)
+
+
+def test_a_rate_that_makes_a_million_steps_of_a_row(dataset: Path) -> None:
+    source = DatasetSource.open(dataset)
+    spec = msgspec.structs.replace(map_dataset(source, DatasetMapping()).spec, control_hz=1e5)
+    with pytest.raises(ConfigError, match="no row is made 1000 times as many"):
+        map_dataset(source, DatasetMapping(spec=spec, resample=True))
 
 
 @pytest.mark.parametrize("field", list(EPISODE))
