@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from wire.messages.gateway import Hello, Rejection
 from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
 from wire.types import Frame, Observation, PolicyVersion, Role
+from wire.untrusted import MAX_PICTURE_PIXELS, picture_size
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +142,10 @@ def _decoded(request: ThinkRequest) -> Observation:
     for camera, data in request.jpeg.items():
         if camera not in images:
             raise InvalidDataError(f"a picture of camera '{camera}' without its time.")
+        # what a picture claims to be is allocated before it is decoded
+        size = picture_size(data)
+        if size is None or not 0 < math.prod(size) <= MAX_PICTURE_PIXELS:
+            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG of a size that is decoded.")
         try:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         except cv2.error:
