@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
 from wire.messages import Message, fleet, gateway, local
 
 PROTOCOL_VERSION = 4
@@ -50,7 +50,7 @@ def _decode_array(kind: type, value: Any) -> Any:
         if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
             raise ProtocolError(f"an array of {len(data)} bytes does not fill shape {shape} of {dtype}.")
         return np.frombuffer(data, dtype).reshape(shape)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"an array that cannot be read: {error}.") from error
 
 
@@ -98,13 +98,18 @@ def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
     if len(data) < 2:
         raise ProtocolError(f"{len(data)} bytes are no message.")
     if data[0] != PROTOCOL_VERSION and not stored:
-        raise ProtocolError(
+        raise ProtocolVersionError(
             f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}:"
             " install the same vla-fleet on both."
         )
     try:
-        return _decoder.decode(memoryview(data)[1:])
+        message = _decoder.decode(memoryview(data)[1:])
     except ProtocolError:
         raise
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
         raise ProtocolError(f"not a message: {error}.") from error
+    if len(data) > message.max_bytes:
+        raise MessageTooLargeError(
+            f"a {type(message).__name__} of {len(data)} bytes received, above its cap of {message.max_bytes}."
+        )
+    return message

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from cloud_learner.buffer.check import segment_bytes
@@ -17,12 +18,12 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.peers import MAX_TEXT, AuthenticatedServerChannel, KnownPeer, check_evaluation, check_hello, check_time
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, SpecMismatchError, StorageError
+from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -59,6 +60,7 @@ _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 _MESSAGES_PER_POLL = 200
 _SEGMENTS_AT_ONCE = 64
 _BYTES_AT_ONCE = 32 * 1024 * 1024
+_MOST_REJECTIONS = 1000
 _FORGET_NS = 600_000_000_000
 _ALIVE_NS = 3_000_000_000
 """a robot's process that sent a message so lately is there; it sends at least one a second"""
@@ -96,6 +98,8 @@ class Gateway:
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
+        self.refused: Counter[str] = Counter()
+        """messages of known keys that nothing came of, by reason"""
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
         self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
@@ -123,6 +127,7 @@ class Gateway:
         try:
             yield
         except StorageError as error:
+            self.refused["storage"] += 1
             # Reported once per change, not once per message: a full disk stays full for a while.
             if str(error) != self._storage_fault:
                 log.error("%s", error)
@@ -130,10 +135,12 @@ class Gateway:
             self._storage_fault = str(error)
             self._channel.send(peer, Nack(str(error)))
         except FleetError as error:
+            self.refused["rejected"] += 1
             log.error("a %s of '%s': %s", type(message).__name__, peer, error)
             self._view.add_event("error", str(error), peer)
             self._channel.send(peer, Rejection(str(error)))
         except Exception:
+            self.refused["failed"] += 1
             log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
             self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
 
@@ -147,6 +154,7 @@ class Gateway:
             return
         known = self._peers.get(peer)
         if known is None or known.rejected:
+            self.refused["unknown"] += 1
             self._channel.send(peer, ReintroduceRequest())
             return
         role = known.role
@@ -163,9 +171,15 @@ class Gateway:
                 self._view.update_status(message)
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
-            case Preview(robot=robot) if robot == peer:
+            case Preview(robot=robot, camera=name) if robot == peer:
+                if all(name != camera.name for camera in self._spec.cameras):
+                    raise RejectedError(f"a picture of {name[:64]!r}, which is no camera of '{robot}'.")
                 self._view.update_preview(message)
             case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
+                if not known.events.take(now_ns):
+                    self.refused["too_many_events"] += 1
+                    return
+                kind, detail = kind[:64], detail[:MAX_TEXT]
                 self._view.add_event(kind, detail, robot)
                 self._add_event(robot, kind, detail)
                 self._dispatcher.clients.forward(message)
@@ -190,16 +204,20 @@ class Gateway:
             case Evaluate(number=number) if role == Role.evaluator:
                 self._announce(peer, number)
             case Evaluation() if role == Role.evaluator:
+                check_evaluation(message)
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
+                self.refused["sender" if getattr(message, "robot", peer) != peer else "role"] += 1
                 log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:
+        check_hello(hello)
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
         is_client = hello.role in CALLERS
         if hello.name != name:
+            self.refused["sender"] += 1
             self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
         if hello.role != Role.edge and not name.startswith(hello.role):
@@ -274,16 +292,19 @@ class Gateway:
         if (known := self._peers.get(peer)) is not None:
             known.rejected = True
         if self._rejections.get(peer) != reason:
+            if len(self._rejections) >= _MOST_REJECTIONS:
+                self._rejections.clear()
             self._rejections[peer] = reason
             log.error("'%s' is rejected: %s", peer, reason)
             self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
+        self.refused["hello"] += 1
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
         offset_ns = 0
         if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - sent_ns
+            sample_ns = self._clock.now_ns() - check_time(sent_ns)
             offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
         if known.offset_ns != offset_ns:
             known.offset_ns = offset_ns
