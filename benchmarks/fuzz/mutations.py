@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -64,16 +64,34 @@ class Mutation(StrEnum):
     version = "another protocol version"
 
 
+class Format(NamedTuple):
+    """How messages are encoded."""
+
+    head: bytes
+    """what stands before the tree"""
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    nested: Callable[[int], bytes]
+    """lists in lists, so deep"""
+
+
+MESSAGES = Format(
+    bytes([PROTOCOL_VERSION]), msgspec.msgpack.encode, msgspec.msgpack.decode, lambda depth: b"\x91" * depth + b"\xc0"
+)
+BARE = MESSAGES._replace(head=b"")
+JSON = Format(b"", msgspec.json.encode, msgspec.json.decode, lambda depth: b"[" * depth + b"]" * depth)
+
+
 class Mutator:
     """The same seed gives the same messages."""
 
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, seed: int, form: Format = MESSAGES) -> None:
+        self._random, self._form = random.Random(seed), form
         self._kinds = list(Mutation)
 
     def mutate(self, data: bytes, tags: list[str]) -> tuple[Mutation, bytes]:
         """What was done to the message in `data`, and what came of it. `tags`: of all messages."""
-        kind = self._random.choice(self._kinds)
+        kind, head = self._random.choice(self._kinds), self._form.head
         # Those cost a hundred times as much as others.
         if kind is Mutation.large and self._random.random() < 0.9:
             kind = Mutation.text
@@ -85,25 +103,25 @@ class Mutator:
             case Mutation.turned:
                 turned = bytearray(data)
                 for _ in range(self._random.randint(1, 8)):
-                    turned[self._random.randrange(1, len(data))] ^= 1 << self._random.randrange(8)
+                    turned[self._random.randrange(len(head), len(data))] ^= 1 << self._random.randrange(8)
                 return kind, bytes(turned)
             case Mutation.noise:
-                return kind, bytes([PROTOCOL_VERSION]) + self._random.randbytes(self._random.randrange(200))
+                return kind, head + self._random.randbytes(self._random.randrange(200))
             case Mutation.version:
-                return kind, bytes([self._random.choice([0, 3, PROTOCOL_VERSION + 1, 255])]) + data[1:]
-        tree = msgspec.msgpack.decode(data[1:])
+                return kind, bytes([self._random.choice([0, 3, PROTOCOL_VERSION + 1, 255])]) + data[len(head) :]
+        tree = self._form.decode(data[len(head) :])
         match kind:
-            case Mutation.tag:
+            case Mutation.tag if isinstance(tree, dict):
                 tree["type"] = self._random.choice([*tags, "Message", "", 5])
-            case Mutation.extra:
+            case Mutation.extra if isinstance(tree, dict):
                 tree[self._random.choice(["secret", "role", "x" * 100])] = self._random.choice(_WRONG_TYPES)
             case Mutation.missing:
-                del tree[self._random.choice(list(tree))]
+                del tree[self._random.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))]
             case _:
                 tree = self._replace(tree, kind)
-        return kind, bytes([PROTOCOL_VERSION]) + msgspec.msgpack.encode(tree)
+        return kind, head + self._form.encode(tree)
 
-    def _replace(self, tree: dict[str, Any], kind: Mutation) -> dict[str, Any]:
+    def _replace(self, tree: Any, kind: Mutation) -> Any:
         """`tree` with one of its values changed, at any depth, of those that this can be done to."""
         fits = _FITS.get(kind, lambda value: True)
         places = [(path, value) for path, value in _values(tree) if fits(value)]
@@ -122,7 +140,7 @@ class Mutator:
             case Mutation.array:
                 return draw(_ARRAYS)
             case Mutation.nested:
-                return msgspec.Raw(b"\x91" * draw([3, 600, 20_000]) + b"\xc0")
+                return msgspec.Raw(self._form.nested(draw([3, 600, 20_000])))
             case Mutation.large:
                 return _enlarged(old, draw([3_000, 70_000, 300_000]))
         return draw(_WRONG_TYPES)

@@ -118,7 +118,7 @@ class LatentServer:
         self._waiting: dict[str, ThinkRequest] = {}
         self._loaded: tuple[PolicyVersion, Path] | None = None
         self.refused: Counter[str] = Counter()
-        """messages of robots that are no question, by their type"""
+        """messages of robots that are no question, by reason"""
 
     def poll(self) -> None:
         """Handle what is new, then think once if a robot waits."""
@@ -131,7 +131,7 @@ class LatentServer:
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
             else:
-                self.refused[type(message).__name__] += 1
+                self.refused["role"] += 1
                 self._robots.send(robot, Rejection(f"a think server does not understand {type(message).__name__}."))
         if self._waiting:
             robot = next(iter(self._waiting))
