@@ -137,9 +137,7 @@ class MemoryFleet:
         self.bench = GatewayBench(root, self.server, self.apart, self.clock)
         ends = [self.server.connect(name) for name in (VICTIM, "trainer", "console")]
         self.colleagues = Colleagues(self.bench, *ends)
-        self._attackers = {
-            name: (self.server.connect(name), self.apart.connect(name)) for name in ATTACKERS
-        }
+        self._attackers = {name: (self.server.connect(name), self.apart.connect(name)) for name in ATTACKERS}
         for name, (end, _) in self._attackers.items():
             if name != UNGREETED:
                 end.send(hello(name, ATTACKERS[name]))

@@ -1,4 +1,4 @@
-"""A valid message of each type that the codec knows, as a peer of some name would send it: what mutations begin with."""
+"""A valid message of each type that the codec knows, as a peer of some name would send it: where mutations begin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _MODULES = tuple(module.__name__ for module in (fleet, gateway, local))
 
 def samples(sender: str, role: str, about: str) -> list[Message]:
     """One of each; names of robots in them are `about`."""
-    kinds = [kind for kind in Message.__subclasses__() if kind.__module__ in _MODULES]
+    kinds = sorted(
+        (kind for kind in Message.__subclasses__() if kind.__module__ in _MODULES), key=lambda kind: kind.__name__
+    )
     whole = {type(message): message for message in (hello(sender, role), status(about), segment(about), question())}
     return [whole.get(kind) or _build(mi.type_info(kind), about) for kind in kinds]
 

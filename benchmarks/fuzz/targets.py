@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from benchmarks.fuzz.gateway import ATTACKERS, THIEF, VICTIM, WEIGHTS, MemoryFleet
+from benchmarks.fuzz.gateway import ATTACKERS, THIEF, UNGREETED, VICTIM, WEIGHTS, MemoryFleet
 from benchmarks.fuzz.mutations import BARE, JSON, MESSAGES, Format
 from benchmarks.fuzz.samples import SPEC, hello, question, samples, segment
 from cloud_learner.operator.sessions import OperatorSessions, PageMessage, PageMessageKind
@@ -30,7 +30,7 @@ from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import ManualClock
 from wire.codec import encode
 from wire.errors import ProtocolError, RejectedError
-from wire.messages.gateway import HelloAck, VersionAvailable, WeightBytes
+from wire.messages.gateway import Hello, HelloAck, VersionAvailable, WeightBytes
 from wire.stop_state import StopState
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Latent, Observation, PolicyVersion
@@ -95,7 +95,12 @@ def fleet_messages() -> list[tuple[str, bytes]]:
     found = []
     for name, role in ATTACKERS.items():
         about = ("nobody",) if name in _CALLERS else (name, VICTIM)
-        found += [(name, encode(message)) for robot in about for message in samples(name, role, robot)]
+        found += [
+            (name, encode(message))
+            for robot in about
+            for message in samples(name, role, robot)
+            if not (name == UNGREETED and isinstance(message, Hello))
+        ]
     return found
 
 

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
+from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
-from cloud_learner.gateway.peers import MAX_TEXT, AuthenticatedServerChannel, KnownPeer, check_evaluation, check_hello, check_time
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, RejectedError, SpecMismatchError, StorageError
+from wire.errors import FleetError, SpecMismatchError, StorageError
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -100,6 +101,7 @@ class Gateway:
         self._rejections: dict[str, str] = {}
         self.refused: Counter[str] = Counter()
         """messages of known keys that nothing came of, by reason"""
+        self._kept, self._told = EventBudget(), EventBudget()
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
         self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
@@ -134,11 +136,12 @@ class Gateway:
                 self._view.add_event("storage", str(error), peer)
             self._storage_fault = str(error)
             self._channel.send(peer, Nack(str(error)))
-        except FleetError as error:
+        except (FleetError, OverflowError) as error:  # a number that no database holds
             self.refused["rejected"] += 1
-            log.error("a %s of '%s': %s", type(message).__name__, peer, error)
-            self._view.add_event("error", str(error), peer)
             self._channel.send(peer, Rejection(str(error)))
+            if self._told.take(peer, self._clock.now_ns()):
+                log.error("a %s of '%s': %s", type(message).__name__, peer, error)
+                self._view.add_event("error", str(error), peer)
         except Exception:
             self.refused["failed"] += 1
             log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
@@ -171,15 +174,13 @@ class Gateway:
                 self._view.update_status(message)
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
-            case Preview(robot=robot, camera=name) if robot == peer:
-                if all(name != camera.name for camera in self._spec.cameras):
-                    raise RejectedError(f"a picture of {name[:64]!r}, which is no camera of '{robot}'.")
+            case Preview(robot=robot) if robot == peer:
+                peer_checks.check_preview(message, self._spec)
                 self._view.update_preview(message)
-            case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
-                if not known.events.take(now_ns):
-                    self.refused["too_many_events"] += 1
-                    return
-                kind, detail = kind[:64], detail[:MAX_TEXT]
+            case EdgeEvent(robot=robot) if robot == peer and not self._kept.take(peer, now_ns):
+                self.refused["too_many_events"] += 1
+            case EdgeEvent(robot=robot) if robot == peer:
+                kind, detail = peer_checks.event_text(message)
                 self._view.add_event(kind, detail, robot)
                 self._add_event(robot, kind, detail)
                 self._dispatcher.clients.forward(message)
@@ -204,15 +205,16 @@ class Gateway:
             case Evaluate(number=number) if role == Role.evaluator:
                 self._announce(peer, number)
             case Evaluation() if role == Role.evaluator:
-                check_evaluation(message)
+                peer_checks.check_evaluation(message)
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
                 self.refused["sender" if getattr(message, "robot", peer) != peer else "role"] += 1
-                log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
+                if self._told.take(peer, now_ns):
+                    log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:
-        check_hello(hello)
+        peer_checks.check_hello(hello)
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
         is_client = hello.role in CALLERS
@@ -276,16 +278,12 @@ class Gateway:
         probe = self._hello_ack(now_ns)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
+        there = peer_checks.location(self._channel.address(name), first.pid, first.site)
+        here = peer_checks.location(self._channel.address(peer), hello.pid, hello.site)
         return (
-            f"name: there is a robot '{name}' already, {self._location(name, first.pid, first.site)}; this one is "
-            f"{self._location(peer, hello.pid, hello.site)}. Give each robot a name and a key of its own: "
-            "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+            f"name: there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key "
+            "of its own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
         )
-
-    def _location(self, peer: str, pid: int, site: str) -> str:
-        """Where a robot's process runs, as a person would look for it."""
-        where = f"at {self._channel.address(peer) or 'an unknown address'}"
-        return f"{where}{f' ({site})' if site else ''}, process {pid}"
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
@@ -304,7 +302,7 @@ class Gateway:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
         offset_ns = 0
         if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - check_time(sent_ns)
+            sample_ns = self._clock.now_ns() - peer_checks.check_time(sent_ns)
             offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
         if known.offset_ns != offset_ns:
             known.offset_ns = offset_ns
@@ -381,7 +379,7 @@ class Gateway:
         announced_ns = self._announced_ns.get(activated.number)
         if announced_ns is None:
             return
-        activated_ns = activated.applied_ns + (self._peers[peer].offset_ns or 0)
+        activated_ns = peer_checks.check_time(activated.applied_ns) + (self._peers[peer].offset_ns or 0)
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
             self._view.add_activation((activated_ns - announced_ns) / 1e9)
 

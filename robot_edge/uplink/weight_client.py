@@ -53,7 +53,7 @@ class WeightClient:
         """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
         if not (_HASH.fullmatch(version.sha256) and version.number > 0 and version.size_bytes > 0):
             self.refused["impossible_version"] += 1
-            log.error("version %d of %d bytes, hash %.80r, cannot be.", version.number, version.size_bytes, version.sha256)
+            log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
             return False
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
         if version.number == current:

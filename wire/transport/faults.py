@@ -1,4 +1,4 @@
-"""What goes wrong with a connection, when, and to which message: by a seed, so that it goes wrong again in the same way.
+"""What goes wrong with a connection, when, and to which message: by a seed, so that it goes wrong the same way again.
 
     FaultPlan(windows=(FaultWindow(60, 90, drop=0.3), FaultWindow(120, 180, link=LinkState.cut)), seed=3)
 
@@ -83,7 +83,7 @@ class FaultPlan:
         return next((window for window in self.windows if window.start_s <= time_s < window.end_s), _NOTHING)
 
     def passes_at_s(self, time_s: float) -> float:
-        """When what is ready at `time_s` can pass: then, or at the end of the stall that there is; infinity for never."""
+        """When what is ready at `time_s` can pass: then, or at the end of the stall; infinity for never."""
         while time_s < math.inf and (window := self.at(time_s)).link is LinkState.stalled:
             time_s = window.end_s
         return time_s
