@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common.table import Goal, Result, end_in_order, require, run
 from benchmarks.fuzz.drill import Outcome, attack
-from benchmarks.fuzz.mutations import MESSAGES, Mutation
+from benchmarks.fuzz.mutations import Mutation
 from benchmarks.fuzz.targets import TARGETS, Target
 
 MESSAGES_SENT, QUICK_MESSAGES = 1_000_000, 10_000
@@ -25,6 +25,7 @@ _BY_SOCKETS = {"gateway by sockets": 0.05, "operator page by sockets": 0.002}
 """share of all messages"""
 _GROWTH_MIB = 32.0
 _SEED = 15
+_LEAST = 200
 _FAILED = "failed"
 """what a handler did not expect is counted as"""
 
@@ -37,9 +38,10 @@ def measure(quick: bool, messages: int | None) -> Result:
     count = messages or (QUICK_MESSAGES if quick else MESSAGES_SENT)
     outcomes: dict[str, Outcome] = {}
     for name, (make, share) in TARGETS.items():
-        outcomes[name] = _attack(make, round(share * count), exact=make.form is MESSAGES)
-    for name, make in zip(_BY_SOCKETS, (SocketGatewayTarget, SocketPageTarget), strict=True):
-        outcomes[name] = _attack(make, max(200, round(_BY_SOCKETS[name] * count)), exact=False)
+        outcomes[name] = attack(make, round(share * count), _SEED, count_all=True)
+    by_sockets: tuple[Callable[[Path], Target], ...] = (SocketGatewayTarget, SocketPageTarget)
+    for (name, share), make in zip(_BY_SOCKETS.items(), by_sockets, strict=True):
+        outcomes[name] = attack(make, max(_LEAST, round(share * count)), _SEED)
     rows = [_row(name, outcome) for name, outcome in outcomes.items()]
     sent = sum((outcome.sent for outcome in outcomes.values()), Counter[Mutation]())
     crashes = [f"{name}: {outcome.crash}" for name, outcome in outcomes.items() if outcome.crash]
@@ -73,10 +75,6 @@ def measure(quick: bool, messages: int | None) -> Result:
         ],
         {"Refused, by reason": [_reasons(name, outcome) for name, outcome in outcomes.items()], "Sent": _sent(sent)},
     )
-
-
-def _attack(make: Callable[[Path], Target], count: int, *, exact: bool) -> Outcome:
-    return attack(make, count, _SEED, count_all=exact)
 
 
 def _row(name: str, outcome: Outcome) -> dict[str, Any]:

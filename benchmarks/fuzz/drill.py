@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.fuzz.mutations import Mutation, Mutator
+from benchmarks.fuzz.mutations import MESSAGES, Mutation, Mutator
 from benchmarks.fuzz.targets import Target
 from wire.codec import decode
 from wire.errors import MessageTooLargeError, ProtocolError
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def attack(make: Callable[[Path], Target], count: int, seed: int, *, count_all: bool = False) -> Outcome:
-    """`count` messages; the same ones for the same seed. `count_all`: all of them arrive, as messages of the wire."""
+    """`count` messages; the same ones for the same seed. `count_all`: all of them arrive."""
     level = logging.getLogger().manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -72,7 +72,7 @@ def _attack(target: Target, count: int, seed: int, count_all: bool) -> Outcome:
         who, data = draw.choice(valid)
         kind, data = mutator.mutate(data, TAGS)
         outcome.sent[kind] += 1
-        if count_all and (reason := _undecodable(data)):
+        if count_all and target.form is MESSAGES and (reason := _undecodable(data)):
             outcome.undecodable[reason] += 1
         try:
             target.send(who, data, draw)

@@ -15,7 +15,7 @@ import msgspec
 
 from wire.codec import PROTOCOL_VERSION
 
-_WRONG_TYPES = (None, True, 0, 1.5, "x", b"x", [], {}, [1, 2], {"a": 1})
+_WRONG_TYPES: tuple[Any, ...] = (None, True, 0, 1.5, "x", b"x", [], {}, [1, 2], {"a": 1})
 _NUMBERS = (-1, -(2**63), 2**31, 2**63 - 1, 2**64 - 1, math.nan, math.inf, -math.inf, 1e308, -0.0, 10**18)
 _TEXTS = (
     "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cv2
 import msgspec
 import msgspec.inspect as mi
@@ -30,7 +32,8 @@ def samples(sender: str, role: str, about: str) -> list[Message]:
     kinds = sorted(
         (kind for kind in Message.__subclasses__() if kind.__module__ in _MODULES), key=lambda kind: kind.__name__
     )
-    whole = {type(message): message for message in (hello(sender, role), status(about), segment(about), question())}
+    by_hand: tuple[Message, ...] = (hello(sender, role), status(about), segment(about), question())
+    whole = {type(message): message for message in by_hand}
     return [whole.get(kind) or _build(mi.type_info(kind), about) for kind in kinds]
 
 
@@ -79,7 +82,7 @@ def question() -> ThinkRequest:
     return ThinkRequest(1, (1,), seen, {"front": JPEG})
 
 
-def _build(kind: mi.Type, text: str):  # type: ignore[no-untyped-def]
+def _build(kind: mi.Type, text: str) -> Any:
     """A value of this type; each text in it is `text`."""
     match kind:
         case mi.StructType(cls=cls):

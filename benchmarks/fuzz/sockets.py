@@ -14,6 +14,7 @@ import msgspec
 import zmq
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
 from benchmarks.fuzz.gateway import ATTACKERS, THIEF, UNGREETED, VICTIM, Colleagues, GatewayBench
 from benchmarks.fuzz.mutations import JSON, MESSAGES
@@ -60,7 +61,7 @@ class SocketGatewayTarget:
             ZmqServer("tcp://127.0.0.1:*", keys, apart=True),
             ZmqServer("tcp://127.0.0.1:*", keys, apart=True),
         ]
-        self._bench = GatewayBench(root, *self._ports, MonotonicClock())
+        self._bench = GatewayBench(root, self._ports[0], self._ports[1], MonotonicClock())
         self._context = zmq.Context()
         main = self._ports[0].endpoint
         self._clients = [ZmqClient(main, name, keys) for name in (VICTIM, "trainer", "console")]
@@ -205,7 +206,7 @@ class SocketPageTarget:
         self._server.close()
 
     def _open(self) -> ClientConnection:
-        return connect(f"ws://localhost:{self._port}/ws", origin=f"http://localhost:{self._port}")  # type: ignore[arg-type]
+        return connect(f"ws://localhost:{self._port}/ws", origin=Origin(f"http://localhost:{self._port}"))
 
     def _read(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -7,6 +7,7 @@ import hashlib
 import random
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -281,7 +282,7 @@ class StopLineTarget:
         self._listener.close()
 
 
-TARGETS: dict[str, tuple[type, float]] = {
+TARGETS: dict[str, tuple[Callable[[Path], Target], float]] = {
     "gateway": (GatewayTarget, 0.6),
     "operator page": (PageTarget, 0.1),
     "think server": (ThinkTarget, 0.1),
