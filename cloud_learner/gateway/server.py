@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
+from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
@@ -60,6 +62,7 @@ _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 _MESSAGES_PER_POLL = 200
 _SEGMENTS_AT_ONCE = 64
 _BYTES_AT_ONCE = 32 * 1024 * 1024
+_MOST_REJECTIONS = 1000
 _FORGET_NS = 600_000_000_000
 _ALIVE_NS = 3_000_000_000
 """a robot's process that sent a message so lately is there; it sends at least one a second"""
@@ -98,6 +101,9 @@ class Gateway:
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
+        self.refused: Counter[str] = Counter()
+        """messages of known keys that nothing came of, by reason"""
+        self._kept, self._told = EventBudget(), EventBudget()
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
         self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
@@ -125,6 +131,7 @@ class Gateway:
         try:
             yield
         except StorageError as error:
+            self.refused["storage"] += 1
             # Reported once per change, not once per message: a full disk stays full for a while.
             if str(error) != self._storage_fault:
                 log.error("%s", error)
@@ -132,11 +139,14 @@ class Gateway:
             self._storage_fault = str(error)
             self.metrics.storage_faults.inc()
             self._channel.send(peer, Nack(str(error)))
-        except FleetError as error:
-            log.error("a %s of '%s': %s", type(message).__name__, peer, error)
-            self._view.add_event("error", str(error), peer)
+        except (FleetError, OverflowError) as error:  # a number that no database holds
+            self.refused["rejected"] += 1
             self._channel.send(peer, Rejection(str(error)))
+            if self._told.take(peer, self._clock.now_ns()):
+                log.error("a %s of '%s': %s", type(message).__name__, peer, error)
+                self._view.add_event("error", str(error), peer)
         except Exception:
+            self.refused["failed"] += 1
             log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
             self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
 
@@ -150,6 +160,7 @@ class Gateway:
             return
         known = self._peers.get(peer)
         if known is None or known.rejected:
+            self.refused["unknown"] += 1
             self._channel.send(peer, ReintroduceRequest())
             return
         role = known.role
@@ -167,8 +178,12 @@ class Gateway:
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
             case Preview(robot=robot) if robot == peer:
+                peer_checks.check_preview(message, self._spec)
                 self._view.update_preview(message)
-            case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
+            case EdgeEvent(robot=robot) if robot == peer and not self._kept.take(peer, now_ns):
+                self.refused["too_many_events"] += 1
+            case EdgeEvent(robot=robot) if robot == peer:
+                kind, detail = peer_checks.event_text(message)
                 self._view.add_event(kind, detail, robot)
                 self._add_event(robot, kind, detail)
                 self._dispatcher.clients.forward(message)
@@ -193,17 +208,22 @@ class Gateway:
             case Evaluate(number=number) if role == Role.evaluator:
                 self._announce(peer, number)
             case Evaluation() if role == Role.evaluator:
+                peer_checks.check_evaluation(message)
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
                 self.metrics.on_rejected(RejectionKind.wrong_role)
-                log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
+                self.refused["sender" if getattr(message, "robot", peer) != peer else "role"] += 1
+                if self._told.take(peer, now_ns):
+                    log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:
+        peer_checks.check_hello(hello)
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
         is_client = hello.role in CALLERS
         if hello.name != name:
+            self.refused["sender"] += 1
             self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
             return
         if hello.role != Role.edge and not name.startswith(hello.role):
@@ -262,32 +282,31 @@ class Gateway:
         probe = self._hello_ack(now_ns)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
+        there = peer_checks.location(self._channel.address(name), first.pid, first.site)
+        here = peer_checks.location(self._channel.address(peer), hello.pid, hello.site)
         return (
-            f"name: there is a robot '{name}' already, {self._location(name, first.pid, first.site)}; this one is "
-            f"{self._location(peer, hello.pid, hello.site)}. Give each robot a name and a key of its own: "
-            "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+            f"name: there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key "
+            "of its own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
         )
-
-    def _location(self, peer: str, pid: int, site: str) -> str:
-        """Where a robot's process runs, as a person would look for it."""
-        where = f"at {self._channel.address(peer) or 'an unknown address'}"
-        return f"{where}{f' ({site})' if site else ''}, process {pid}"
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
         if (known := self._peers.get(peer)) is not None:
             known.rejected = True
         if self._rejections.get(peer) != reason:
+            if len(self._rejections) >= _MOST_REJECTIONS:
+                self._rejections.clear()
             self._rejections[peer] = reason
             log.error("'%s' is rejected: %s", peer, reason)
             self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
+        self.refused["hello"] += 1
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
         offset_ns = 0
         if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - sent_ns
+            sample_ns = self._clock.now_ns() - peer_checks.check_time(sent_ns)
             offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
         if known.offset_ns != offset_ns:
             known.offset_ns = offset_ns
@@ -367,7 +386,7 @@ class Gateway:
         announced_ns = self._announced_ns.get(activated.number)
         if announced_ns is None:
             return
-        activated_ns = activated.applied_ns + (self._peers[peer].offset_ns or 0)
+        activated_ns = peer_checks.check_time(activated.applied_ns) + (self._peers[peer].offset_ns or 0)
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
             self._view.add_activation((activated_ns - announced_ns) / 1e9)
 

@@ -10,11 +10,12 @@ It knows names, and which stops a robot has not shown; what a stop means is deci
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
@@ -40,6 +41,10 @@ _ANSWERED_NS = 1_000_000_000
 _MOST = 4096
 _MOST_OF_ONE = 32
 """as many as a robot remembers (`hal.safety.stop_latch`)"""
+_LONGEST = 128
+"""characters of a robot's name, and of a stop's id, that somebody else chose"""
+_AT_ONCE = 500
+"""messages that are handled before what is due goes out"""
 _WAIT_S = 0.05
 _FAILED_S = 0.1
 
@@ -70,6 +75,8 @@ class StopServer:
         self._heard_ns: dict[str, dict[str, int]] = {}
         """by name, when each connection of it was heard last"""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self.refused: Counter[str] = Counter()
+        """messages that are no matter of stopping, by reason"""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -177,7 +184,7 @@ class StopServer:
         """Send what is to be sent and take in what came; never waits."""
         while self._outbox:
             self._deliver(self._outbox.popleft())
-        while (received := self._channel.recv()) is not None:
+        for received in itertools.islice(iter(self._channel.recv, None), _AT_ONCE):
             self._handle(*received)
         now_ns = self._clock.now_ns()
         with self._lock:
@@ -199,17 +206,27 @@ class StopServer:
             case Heartbeat(sent_ns=sent_ns):
                 now_ns = self._clock.now_ns()
                 with self._lock:
-                    self._heard_ns.setdefault(name, {})[peer] = now_ns
+                    heard = self._heard_ns.setdefault(name, {})
+                    heard[peer] = now_ns
+                    for gone in [one for one, heard_ns in heard.items() if now_ns - heard_ns >= _UP_NS]:
+                        del heard[gone]
                 self._channel.send(peer, HelloAck(clock_name(), now_ns, sent_ns, stop_port=self.port))
             case StopShown(stop=state):
                 with self._lock:
                     self._answers.append((name, state))
-                    for stop in state.stops:
+                    for stop in itertools.islice(state.stops, _MOST_OF_ONE):
                         self._answered_ns[name, stop] = self._clock.now_ns()
                         self._forget(name, stop)
+                    while len(self._answered_ns) > _MOST:
+                        del self._answered_ns[next(iter(self._answered_ns))]
             case OperatorCommand(kind=OperatorCommandKind.estop) if name.startswith(tuple(CALLERS)):
-                self.give(msgspec.structs.replace(message, operator=name, stop=message.stop or new_stop_id(name)), name)
+                if len(message.robot) > _LONGEST:
+                    self.refused["robot"] += 1
+                    return
+                stop = message.stop if 0 < len(message.stop) <= _LONGEST else new_stop_id(name)
+                self.give(msgspec.structs.replace(message, operator=name, stop=stop), name)
             case _:
+                self.refused["role"] += 1
                 log.error("dropped a %s of '%s': only stops are sent here.", type(message).__name__, peer)
 
     def _deliver(self, command: OperatorCommand) -> None:

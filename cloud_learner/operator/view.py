@@ -28,6 +28,9 @@ MAX_EVENTS = 100
 MAX_COMMANDS = 512
 _NOBODY: Mapping[str, StopState] = {}
 _SAMPLES = 512
+_LONGEST = 2000
+"""characters of an event"""
+_MOST_LABELS = 32
 
 _MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
     ("", Mode.human): ("intervention", "a person took over"),
@@ -164,6 +167,9 @@ class FleetView:
         point = {"version": evaluation.number, "mean": statistics.fmean(success.values()), "tasks": success}
         with self._lock:
             if evaluation.label != "cadence":
+                self._measured.pop(evaluation.label, None)
+                if len(self._measured) >= _MOST_LABELS:
+                    del self._measured[next(iter(self._measured))]
                 self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
                 self._add_event("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
                 return
@@ -345,7 +351,7 @@ class FleetView:
             last = next((event for event in reversed(self._events) if event["kind"] == kind), None)
             if last is not None:
                 self._events.remove(last)
-        self._events.append({"t_s": t_s, "kind": kind, "robot": robot, "text": text})
+        self._events.append({"t_s": t_s, "kind": kind[:64], "robot": robot[:64], "text": text[:_LONGEST]})
         self._events_revision += 1
 
     def _mark_lost(self, now_ns: int) -> None:

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _BYTES = 1 << 16
 _POLL_S = 0.5
+_FAILED_S = 0.1
+_NAME_CHARS = 200
+"""of who stops it and of the stop's id, as they are kept: all of them have to fit into one answer"""
 ANSWER_S = 0.1
 """how long a host that is there takes to answer, with much to spare"""
 
@@ -101,6 +105,8 @@ class StopListener:
             raise storage_error(error, "listening for stops", self._path) from error
         self._socket.settimeout(_POLL_S)
         self._closing = False
+        self.refused: Counter[str] = Counter()
+        """what was no order, or was not followed, by reason"""
         self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
         self._thread.start()
@@ -122,26 +128,38 @@ class StopListener:
     def _run(self) -> None:
         while not self._closing:
             try:
-                data, sender = self._socket.recvfrom(_BYTES)
+                self._receive()
             except TimeoutError:
                 continue
-            try:
-                order = _decode(data)
-            except msgspec.MsgspecError as error:
-                log.error("what came in at %s is no order to stop: %s", self._path, error)
-                continue
-            answer: StopState | str
-            try:
-                answer = self._follow(order)
-            except FleetError as error:
-                log.warning("%s", error)
-                answer = str(error)
-            if sender:
-                with contextlib.suppress(OSError):
-                    self._socket.sendto(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT, sender)
-            self._changed.set()
+            except Exception:
+                # Whatever it is: the next stop must be heard.
+                log.exception("the way of stops at %s failed; it goes on.", self._path)
+                self.refused["failed"] += 1
+                time.sleep(_FAILED_S)
+
+    def _receive(self) -> None:
+        data, sender = self._socket.recvfrom(_BYTES)
+        try:
+            order = _decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.error("what came in at %s is no order to stop: %s", self._path, error)
+            self.refused["malformed"] += 1
+            return
+        answer: StopState | str
+        try:
+            answer = self._follow(order)
+        except FleetError as error:
+            log.warning("%s", error)
+            self.refused["rejected"] += 1
+            answer = str(error)
+        if sender:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT, sender)
+        self._changed.set()
 
     def _follow(self, order: StopOrder) -> StopState:
+        # A stop counts whatever it is called.
+        order = msgspec.structs.replace(order, stop=order.stop[:_NAME_CHARS], who=order.who[:_NAME_CHARS])
         match order.kind:
             case "stop":
                 log.warning("stopped by %s.", order.who)

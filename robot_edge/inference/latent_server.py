@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from wire.untrusted import MAX_PICTURE_PIXELS, picture_size
 log = logging.getLogger(__name__)
 
 _VERSIONS = 2
+_AT_ONCE = 500
+"""messages of robots that are looked at before it thinks"""
+_MOST_NAMED = 4
 
 
 class LatentEncoder:
@@ -114,6 +119,8 @@ class LatentServer:
         self.subscriber = WeightSubscriber(hello, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._loaded: tuple[PolicyVersion, Path] | None = None
+        self.refused: Counter[str] = Counter()
+        """messages of robots that are no question, by reason"""
 
     def poll(self) -> None:
         """Handle what is new, then think once if a robot waits."""
@@ -121,12 +128,12 @@ class LatentServer:
         if (ready := self.subscriber.ready) is not None and ready != self._loaded:
             self._loaded = ready
             self._encoder.load(*ready)
-        while (received := self._robots.recv()) is not None:
-            robot, message = received
+        for robot, message in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
             if isinstance(message, ThinkRequest):
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
             else:
+                self.refused["role"] += 1
                 self._robots.send(robot, Rejection(f"a think server does not understand {type(message).__name__}."))
         if self._waiting:
             robot = next(iter(self._waiting))
@@ -157,4 +164,5 @@ def _decoded(request: ThinkRequest) -> Observation:
 
 
 def _words(versions: tuple[int, ...]) -> str:
-    return " or ".join(map(str, versions)) if versions else "none"
+    more = " or others" if len(versions) > _MOST_NAMED else ""
+    return " or ".join(map(str, versions[:_MOST_NAMED])) + more if versions else "none"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +31,8 @@ _HEARTBEAT_TIMEOUT_MS = 4000
 _MAX_GUESTS = 1000
 _MAX_EXTRA_PEERS = 1000
 _GUEST_HELLO_BYTES = 64 * 1024
+_INVALID_AT_ONCE = 32
+"""so many messages that are none, and whoever calls does something else first"""
 _GUEST = "?"
 """starts the user id of a peer whose key is not filed; its public key follows"""
 
@@ -101,6 +103,8 @@ class ZmqServer:
         self._addresses: dict[str, str] = {}
         self._guests: OrderedDict[bytes, None] = OrderedDict()
         self._rejections: list[tuple[str, str]] = []
+        self.refused: Counter[str] = Counter()
+        """what was no message of a known key, by reason"""
         self._next_handshake_report_s = 0.0
         server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
         self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
@@ -122,21 +126,27 @@ class ZmqServer:
         return connection is not None and self._send(connection, message)
 
     def recv(self) -> tuple[str, Message] | None:
-        """The next valid message that has come. What is not one is logged with its sender and dropped."""
+        """The next valid message that has come, None also after many that are none. What is not one is counted, logged
+        with its sender, and dropped."""
         self._authenticator.poll()
         self._report_handshakes()
-        while self.socket.poll(0):
+        for _ in range(_INVALID_AT_ONCE):
+            if not self.socket.poll(0):
+                return None
             frames = self.socket.recv_multipart(copy=False)
             connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
             if peer.startswith(_GUEST):
+                self.refused["unknown_key"] += 1
                 self._reject(connection, peer, frames)
                 continue
             if len(frames) != 2:
+                self.refused["malformed"] += 1
                 log.error("dropped a message of '%s': %d parts instead of one.", peer, len(frames) - 1)
                 continue
             try:
                 message = decode(frames[1].bytes)
             except (ProtocolError, MessageTooLargeError) as error:
+                self.refused[error.reason] += 1
                 log.error("dropped a message of '%s': %s", peer, error)
                 self._send(connection, Rejection(reason=str(error)))
                 continue
@@ -260,6 +270,8 @@ class ZmqClient:
         )
         self.refusal = ""
         """why no connection could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
+        self.refused: Counter[str] = Counter()
+        """what was no message, by reason"""
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -277,13 +289,16 @@ class ZmqClient:
 
     def recv(self) -> Message | None:
         self._watch()
-        # To ask costs a tenth of what ZeroMQ's exception does.
-        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        for _ in range(_INVALID_AT_ONCE):
+            # To ask costs a tenth of what ZeroMQ's exception does.
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return None
             try:
                 return decode(self.socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return None
             except (ProtocolError, MessageTooLargeError) as error:
+                self.refused[error.reason] += 1
                 log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
         return None
 
