@@ -106,7 +106,9 @@ class DriverServer:
         self._devices = DeviceWatch(beside.devices, self.robot, self._stops.save_soon, beside.on_command)
 
     def _wake_up(self) -> None:
-        self._wake.send(b"!")
+        # One that is full wakes as well, and whoever stops must not wait for a driver.
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b"!", socket.MSG_DONTWAIT)
 
     def _renew_deadline(self) -> None:
         self._deadline.renew(self.robot.coasting)
