@@ -99,7 +99,7 @@ def test_a_real_one_that_cannot_be_told_is_not_taken_for_connected() -> None:
     base = SceneBase()
     robot = LimitedRobot(base)
     for _ in range(2):
-        with pytest.raises(RobotError, match="could not be told to stand: write without a scene. Look at it"):
+        with pytest.raises(RobotError, match=r"could not be told to stand: write without a scene\. Look at it"):
             robot.connect()
     base.real = False
     robot.connect()

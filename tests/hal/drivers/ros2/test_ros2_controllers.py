@@ -160,9 +160,7 @@ def test_arm_gripper_and_base_take_what_is_theirs_and_stand_when_it_closes(witne
         assert witness.joints == still
         assert still["turn"][0] == pytest.approx(-0.1, abs=1e-6)
         assert not witness.refused
-        assert all(15 < one["taken"] <= 22 for one in witness.controllers.values()), (
-            "one to close, one to connect a base"
-        )
+        assert all(15 < one["taken"] <= 22 for one in witness.controllers.values()), "connecting and closing it too"
 
 
 SLOW_ARM = RobotSpec("slow", (joint("lift"),), (joint("lift"),), (), 2.0)
