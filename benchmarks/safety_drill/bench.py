@@ -220,9 +220,6 @@ class Bench:
         self.clock.sleep_until(self.clock.now_ns() + int(self.rng.choice([0.5, 1, 2, 5, 20]) * PERIOD_S * 1e9))
 
     def _restart_control(self) -> None:
-        """It is killed, or asked to end: then it closes the robot, whatever that is at."""
-        if self.rng.random() < 0.3:
-            self.loop.close()
         self.host.watched.on_disconnect()
         self.clock.sleep_until(self.clock.now_ns() + int(self.rng.choice(BOOT_PERIODS) * PERIOD_S * 1e9))
         self._boot()

@@ -126,7 +126,6 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "a release starts the robot": _wrapped(StopLatch, "release", _release_starts),
     "a stopped robot is reset": _replaced(LimitedRobot, "_require_free", lambda self, what: None),
     "a robot is reset while it moves": _replaced(LimitedRobot, "still", property(lambda self: True)),  # type: ignore[arg-type]
-    "a robot is closed while it moves": _replaced(WatchedRobot, "come_to_hold", lambda self, why: None),
     "observations are not judged": _replaced(ObservationMonitor, "check", lambda self, seen, now_ns: NO_HOLD),
     "failed readings are overlooked": _replaced(ObservationMonitor, "report_failure", lambda self, why: NO_HOLD),
     "old commands are executed": _wrapped(WatchedRobot, "execute", _execute_late),
