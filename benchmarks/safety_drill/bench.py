@@ -119,6 +119,7 @@ class Host:
         return self.robot.start(after)
 
     def close(self) -> None:
+        self.watched.come_to_hold("it is to be closed")
         self.watched.end_scene()
         self.robot.close()
 

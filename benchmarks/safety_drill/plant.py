@@ -125,12 +125,15 @@ class Plant:
         self._braking = 0
         """commands since it had to stop"""
         self._written_ns = self._heard_ns = self._stopped_ns = 0
+        """when it took a command, refused one, and was not stopped, for the last time"""
         self._offset_ns = 0
 
     def connect(self) -> None: ...
 
     def close(self) -> None:
-        """Stops, as a driver must."""
+        """Stops, as a driver must, and as hard as its motors can: who could command it has braked it before."""
+        if any(self._speed) and self._heard_ns <= self._written_ns:
+            self._violate("closed in motion", str(self._speed))
         self._speed = [0.0, 0.0, 0.0]
 
     def reset(self, task: str, seed: int) -> RestPose | None:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import secrets
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -67,21 +64,21 @@ def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
     a release still counts when the host gets to it.
     """
     order = msgspec.structs.replace(order, expires_ns=time.monotonic_ns() + round(1e9 * timeout_s))
-    own = Path(tempfile.gettempdir()) / f"vla-fleet-{os.getpid()}-{secrets.token_hex(4)}"
     address = stop_address(path)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
-            line.bind(socket_address(own))
+            # Connected, so that nobody else answers it; then an address of the system's choice, which is no file: a
+            # full disk has no room for one.
+            line.connect(socket_address(address))
+            line.bind("")
             line.settimeout(timeout_s)
-            line.sendto(_encode(order), socket_address(address))
+            line.send(_encode(order))
             answer = _decode_answer(line.recv(_BYTES))
     except OSError as error:
         raise RobotError(
             f"no host of a robot answers at {address} ({error.strerror or error}). Is the robot's edge running on this "
             "computer? If the robot moves nevertheless, cut its power."
         ) from error
-    finally:
-        own.unlink(missing_ok=True)
     if isinstance(answer, str):
         raise RejectedError(answer)
     return answer

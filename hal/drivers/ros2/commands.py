@@ -253,6 +253,14 @@ class Commander:
         if failed:
             raise failed[0]
 
+    def stop_velocities(self, values: np.ndarray, stamp_ns: int) -> None:
+        """Publish `values`, float32[da], to whatever takes velocities, also if this process has told it none. Raises as
+        `send`.
+        """
+        for route in self._routes:
+            if self._velocities[route.which].any():
+                self._send(route, values, stamp_ns)
+
     def forget(self) -> None:
         """Nobody knows where the robot went meanwhile: the next targets begin from where it is."""
         self._before = None

@@ -202,6 +202,25 @@ class Ros2Robot:
                 log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
         self._release()
 
+    def stop_velocities(self) -> None:
+        """As `hal.interfaces.robot`. Raises `RobotError` for a topic that takes a target too which nobody measures."""
+        synchronizer = self._synchronizer
+        if synchronizer is None:
+            raise RobotError(f"{self._who}: it is not connected, and so cannot be told to stand.")
+        if self.config.stepped:
+            # It stands between two commands, and each is a step.
+            return
+        values = np.zeros(self.spec.action_dim, np.float32)
+        if not self.config.outputs:
+            known = dict(zip((d.name for d in self.spec.state), synchronizer.state().tolist(), strict=True))
+            for index, dimension in enumerate(self.spec.action):
+                if dimension.meaning is CommandType.absolute:
+                    values[index] = known.get(dimension.name, np.nan)
+            if unknown := [d.name for d, value in zip(self.spec.action, values, strict=True) if np.isnan(value)]:
+                raise RobotError(f"{self._who}: nobody measures {', '.join(unknown)}, so it cannot be told to stand.")
+            values = limit_action(self.spec, values)
+        self._commander.stop_velocities(values, self._next_stamp())
+
     def _ask_to_stop(self) -> None:
         """As `StoppableRobot.stop_motion`, by the robot's service; its answer is logged. Raises `RobotError`."""
         if self._stop is None:
