@@ -16,7 +16,8 @@ import msgspec
 from wire.codec import PROTOCOL_VERSION
 
 _WRONG_TYPES: tuple[Any, ...] = (None, True, 0, 1.5, "x", b"x", [], {}, [1, 2], {"a": 1})
-_NUMBERS = (-1, -(2**63), 2**31, 2**63 - 1, 2**64 - 1, math.nan, math.inf, -math.inf, 1e308, -0.0, 10**18)
+_WHOLE = (-1, -(2**63), 2**31, 2**63 - 1, 2**64 - 1)
+_NUMBERS = (*_WHOLE, math.nan, math.inf, -math.inf, 1e308, -0.0, 10**18)
 _TEXTS = (
     "",
     "\0",
@@ -73,13 +74,21 @@ class Format(NamedTuple):
     decode: Callable[[bytes], Any]
     nested: Callable[[int], bytes]
     """lists in lists, so deep"""
+    largest: msgspec.Raw
+    """the largest whole number that it can say, and that nobody else can"""
 
 
 MESSAGES = Format(
-    bytes([PROTOCOL_VERSION]), msgspec.msgpack.encode, msgspec.msgpack.decode, lambda depth: b"\x91" * depth + b"\xc0"
+    bytes([PROTOCOL_VERSION]),
+    msgspec.msgpack.encode,
+    msgspec.msgpack.decode,
+    lambda depth: b"\x91" * depth + b"\xc0",
+    msgspec.Raw(b"\xcf" + b"\xff" * 8),
 )
 BARE = MESSAGES._replace(head=b"")
-JSON = Format(b"", msgspec.json.encode, msgspec.json.decode, lambda depth: b"[" * depth + b"]" * depth)
+JSON = Format(
+    b"", msgspec.json.encode, msgspec.json.decode, lambda depth: b"[" * depth + b"]" * depth, msgspec.Raw(b"9" * 30)
+)
 
 
 class Mutator:
@@ -134,7 +143,7 @@ class Mutator:
         draw = self._random.choice
         match kind:
             case Mutation.number:
-                return draw(_NUMBERS if isinstance(old, float) else _NUMBERS[:5])
+                return draw([*(_NUMBERS if isinstance(old, float) else _WHOLE), self._form.largest])
             case Mutation.text:
                 return draw(_TEXTS)
             case Mutation.array:

@@ -219,7 +219,7 @@ class Commander:
                 why = route.stall.note(self._before, measured, now_ns)
                 why += f" Topic '{self._full(route)}'; the command was not sent." if why else ""
         if why:
-            self.stop_velocities()
+            self.stop_what_moves()
             raise RobotError(f"{self._who}: {why}")
 
     def send(self, values: np.ndarray, stamp_ns: int) -> None:
@@ -228,7 +228,7 @@ class Commander:
             self._send(route, values, stamp_ns)
         self._before = values.copy()
 
-    def stop_velocities(self) -> None:
+    def stop_what_moves(self) -> None:
         """Have whatever is driven by velocity, and was last told to move, stand still; one that fails is logged."""
         assert self._node is not None, "open() comes first"
         for route in self._routes:

@@ -263,7 +263,7 @@ class Ros2Robot:
         try:
             return synchronizer.observation("").state
         except RobotError:
-            self._commander.stop_velocities()
+            self._commander.stop_what_moves()
             raise
 
     def _stop_moving(self) -> None:

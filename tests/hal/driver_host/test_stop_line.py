@@ -296,3 +296,21 @@ def test_a_start_without_a_time_starts_nothing(place: Path) -> None:  # noqa: F8
         assert send_order(place, StopOrder("ask"), 5.0).ready
     finally:
         listener.close()
+
+
+def test_whatever_else_comes_the_next_stop_is_heard(tmp_path: Path) -> None:
+    robot = LimitedRobot(Arm(), FAKE_LIMITS)
+    path = tmp_path / "host"
+    listener = StopListener(path, robot, lambda: None)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            for data in (b"\x92\xa4stop\xa2\xff\xfe", b"\x91" * 5000, b"", b"\x92\xa4jump\xa1x"):
+                line.sendto(data, str(stop_address(path)))
+        assert send_order(path, StopOrder("stop", "1", "anna"), 60.0).stops == {"1": "anna"}
+        assert listener.refused == {"malformed": 4}
+        # as many as are remembered, of names as long as a datagram
+        for number in range(40):
+            shown = send_order(path, StopOrder("stop", f"{number}-" + "x" * 20_000, "y" * 20_000), 60.0)
+        assert len(shown.stops) == 32
+    finally:
+        listener.close()
