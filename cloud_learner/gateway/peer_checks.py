@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from wire.errors import RejectedError
+from wire.errors import RejectedError, SpecMismatchError
 from wire.messages.gateway import EdgeEvent, Evaluation, Hello, Preview
-from wire.types import RobotSpec
+from wire.types import RobotSpec, Role
 
 _EVENT_CHARS, _KIND_CHARS = 2000, 64
 _LATEST_NS = 2**62
@@ -63,3 +63,23 @@ def check_preview(preview: Preview, spec: RobotSpec) -> None:
 def event_text(event: EdgeEvent) -> tuple[str, str]:
     """(kind, detail) of an event, as long as they are kept."""
     return event.kind[:_KIND_CHARS], event.detail[:_EVENT_CHARS]
+
+
+def spec_mismatch(spec: RobotSpec, peer: str, hello: Hello) -> str:
+    """Why a policy for `spec` can do nothing with a robot, with the field; '' when it can."""
+    if hello.spec is None:
+        missing = f"robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
+        return missing if hello.role == Role.edge else ""
+    try:
+        spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
+    except SpecMismatchError as error:
+        return str(error)
+    return ""
+
+
+def name_taken(name: str, there: str, here: str) -> str:
+    """What is said to the second of a name."""
+    return (
+        f"there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key of its own: "
+        "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+    )

@@ -25,7 +25,7 @@ from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, SpecMismatchError, StorageError
+from wire.errors import FleetError, StorageError
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -258,13 +258,8 @@ class Gateway:
 
     def _mismatch(self, peer: str, hello: Hello) -> str:
         """Why this fleet has no use for a robot, with the field; '' when it has."""
-        if hello.spec is not None:
-            try:
-                self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
-            except SpecMismatchError as error:
-                return f"spec: {error}"
-        elif hello.role == Role.edge:
-            return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
+        if why := peer_checks.spec_mismatch(self._spec, peer, hello):
+            return f"spec: {why}"
         return self._dispatcher.task_mismatch(peer, hello) if hello.role == Role.edge else ""
 
     def _forget_silent_clients(self, now_ns: int) -> None:
@@ -284,10 +279,7 @@ class Gateway:
             return ""
         there = peer_checks.location(self._channel.address(name), first.pid, first.site)
         here = peer_checks.location(self._channel.address(peer), hello.pid, hello.site)
-        return (
-            f"name: there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key "
-            "of its own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
-        )
+        return f"name: {peer_checks.name_taken(name, there, here)}"
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""

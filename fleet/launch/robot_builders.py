@@ -84,9 +84,8 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     require_cores(cpu_control=options.cpu_control, cpu_driver=options.cpu_driver)
     # Control sees the driver's process and not the driver, so it is told.
     rules = recipe.loop.episodes.settled(is_real(robot))
-    told = {"reset_by": rules.reset_by_person, "judged_by": rules.judged_by_person}
-    told_by = {name: "person" if by_person else "robot" for name, by_person in told.items()}
-    options = replace(options, overrides=replace(options.overrides, **told_by))
+    resets, judges = ("person" if by else "robot" for by in (rules.reset_by_person, rules.judged_by_person))
+    options = replace(options, overrides=replace(options.overrides, reset_by=resets, judged_by=judges))
     load_pair(options.key_directory, options.name)
     load_public(options.key_directory, GATEWAY)
     if options.think:
