@@ -210,11 +210,11 @@ def holding_out(seed: int) -> Recipe:
 
 def test_an_export_splits_as_the_trainer_does_unless_it_is_told_otherwise(data: Path) -> None:
     mine = f"{__name__}:holding_out"
-    assert exchange._held_out_share(data, mine, None, True) == exchange._held_out_share(data, mine, None, False) == 0.25
-    assert exchange._held_out_share(data, mine, 0.5, True) == 0.5
-    assert exchange._held_out_share(data, mine, None, None) == 0.0, "all of it"
+    assert exchange._held_out_share(data, mine, None, None, True) == exchange._held_out_share(data, mine, None, None, False) == 0.25
+    assert exchange._held_out_share(data, mine, None, 0.5, True) == 0.5
+    assert exchange._held_out_share(data, mine, None, None, None) == 0.0, "all of it"
     DataDirectory(data).prepare(RunIdentity(mine, 0, SPEC.hash)).close()
-    assert exchange._held_out_share(data, "", None, True) == 0.25
+    assert exchange._held_out_share(data, "", None, None, True) == 0.25
 
 
 def test_no_buffer_says_so(tmp_path: Path) -> None:
