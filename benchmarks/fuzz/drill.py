@@ -21,6 +21,8 @@ from wire.errors import MessageTooLargeError, ProtocolError
 from wire.messages import Message
 
 _AT_ONCE = 50
+_QUIET = 20
+"""times that it has nothing more to refuse: nothing comes any more"""
 _WARM_UP = 0.2
 """share of the messages after which memory is looked at first: caches and histories are full then"""
 TAGS = sorted(kind.__name__ for kind in Message.__subclasses__())
@@ -67,7 +69,7 @@ def _attack(target: Target, count: int, seed: int, count_all: bool) -> Outcome:
     resident_mib, begun_s = 0.0, time.perf_counter()
     for number in range(count):
         if number == int(_WARM_UP * count):
-            target.settle()
+            _drain(target)
             resident_mib = _resident_mib()
         who, data = draw.choice(valid)
         kind, data = mutator.mutate(data, TAGS)
@@ -81,8 +83,7 @@ def _attack(target: Target, count: int, seed: int, count_all: bool) -> Outcome:
         except Exception as error:  # noqa: BLE001 - which one it is, is what is asked here
             outcome.crash = f"message {number}, {kind.name} by {who}: {type(error).__name__}: {error}"[:400]
             return outcome
-    for _ in range(20):
-        target.settle()
+    _drain(target)
     outcome.took_s = time.perf_counter() - begun_s
     outcome.grown_mib = _resident_mib() - resident_mib
     outcome.refused = target.refused() - counted
@@ -91,6 +92,15 @@ def _attack(target: Target, count: int, seed: int, count_all: bool) -> Outcome:
         f"{name}: {before[name]} became {after[name]}" for name in before if before[name] != after[name]
     )
     return outcome
+
+
+def _drain(target: Target) -> None:
+    """Have it handle all that is still on its way."""
+    quiet, before = 0, -1
+    while quiet < _QUIET:
+        target.settle()
+        now = target.refused().total()
+        quiet, before = quiet + 1 if now == before else 0, now
 
 
 def _undecodable(data: bytes) -> str:

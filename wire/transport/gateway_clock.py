@@ -7,6 +7,7 @@ from wire.messages.gateway import HelloAck
 
 WINDOW_NS = 30_000_000_000
 """measurements older than one to two of these are forgotten: clocks drift apart"""
+_LATEST_NS = 2**62
 
 
 class GatewayClock:
@@ -38,8 +39,13 @@ class GatewayClock:
 
     def ours(self, time_ns: int) -> int:
         """A time of the gateway by our clock; 0 while nothing was measured."""
-        return time_ns - min(most for most, _ in self._bounds) if self._bounds else 0
+        return _bounded(time_ns - min(most for most, _ in self._bounds)) if self._bounds else 0
 
     def theirs(self, time_ns: int) -> int:
         """A time of ours by the gateway's clock; 0 while nothing was measured."""
-        return time_ns + max(least for _, least in self._bounds) if self._bounds else 0
+        return _bounded(time_ns + max(least for _, least in self._bounds)) if self._bounds else 0
+
+
+def _bounded(time_ns: int) -> int:
+    """A time that a message can carry, whatever a gateway said: far away from now if need be."""
+    return max(-_LATEST_NS, min(time_ns, _LATEST_NS))

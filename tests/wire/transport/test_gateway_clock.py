@@ -61,3 +61,11 @@ def test_clocks_that_drift_apart_are_measured_anew() -> None:
             measured(clock, now_ns, 10 * MS, 10 * MS, ahead_ns)
             assert abs(clock.ours(now_ns + ahead_ns) - now_ns + 10 * MS) <= 2 * WINDOW_NS * 1e-4
             assert abs(clock.theirs(now_ns) - now_ns - ahead_ns + 10 * MS) <= 2 * WINDOW_NS * 1e-4
+
+
+def test_whatever_a_gateway_says_a_message_can_carry_what_comes_of_it() -> None:
+    clock = GatewayClock()
+    clock.measure(HelloAck("elsewhere", 0, 2**64 - 1), 0)
+    clock.measure(HelloAck("elsewhere", 2**64 - 1, -(2**63)), 0)
+    for time_ns in (clock.ours(2**64 - 1), clock.ours(-(2**63)), clock.theirs(2**64 - 1), clock.theirs(-(2**63))):
+        assert -(2**63) <= time_ns < 2**63
