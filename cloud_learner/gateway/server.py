@@ -17,12 +17,14 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, key_mismatch
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, SpecMismatchError, StorageError
+from wire.identity.permissions import Port, may_send
+from wire.identity.refusals import RefusalReason, Refusals
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -96,9 +98,12 @@ class Gateway:
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
+        """by the name of a key: why it was turned away last"""
+        self.refusals = Refusals()
+        """what keys asked for that they give no right to"""
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
-        self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
+        self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, channel.role, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._dispatcher
 
     def poll(self) -> None:
@@ -140,16 +145,19 @@ class Gateway:
     # --- peers ----------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: str, message: Message) -> None:
+        role = self._channel.role(peer)
+        if not may_send(Port.messages, role, message):
+            self._drop(peer, role, message, RefusalReason.wrong_role)
+            return
         if isinstance(message, Hello):
             # what it gets to do depends on what it brought
             self._store_segments()
-            self._handle_hello(peer, message)
+            self._handle_hello(peer, role, message)
             return
         known = self._peers.get(peer)
         if known is None or known.rejected:
             self._channel.send(peer, ReintroduceRequest())
             return
-        role = known.role
         now_ns = known.last_message_ns = self._clock.now_ns()
         match message:
             case Segment():
@@ -174,37 +182,41 @@ class Gateway:
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, known, sent_ns)
                 self._channel.send(peer, self._hello_ack(sent_ns))
-            case _ if role in CALLERS and isinstance(message, CALLS):
+            case _ if isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
-            case OperatorCommand() if role == Role.teleoperator:
+            case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
-            case Publish() if role == Role.trainer:
+            case Publish():
                 if (version := self._weights.begin(message)) is not None:
                     self._channel.send(peer, Published(version.number))
-            case WeightBytes() if role == Role.trainer:
+            case WeightBytes():
                 self._receive_weights(peer, message)
-            case TrainerStatus() if role == Role.trainer:
+            case TrainerStatus():
                 self._view.update_trainer(message)
-            case Evaluate(number=number) if role == Role.evaluator:
+            case Evaluate(number=number):
                 self._announce(peer, number)
-            case Evaluation() if role == Role.evaluator:
+            case Evaluation():
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
-                log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
+                # It speaks for another robot.
+                self._drop(peer, role, message, RefusalReason.wrong_name)
 
-    def _handle_hello(self, peer: str, hello: Hello) -> None:
+    def _drop(self, peer: str, role: str, message: Message, reason: RefusalReason) -> None:
+        """What its key gives no right to send: counted, and told while a person can read it."""
+        self.refusals.counts[reason] += 1
+        if self.refusals.limit.take(peer.partition(PEER_SUFFIX)[0]):
+            log.error("dropped a %s of '%s', a %s (%s).", type(message).__name__, peer, role, reason)
+
+    def _handle_hello(self, peer: str, role: str, hello: Hello) -> None:
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
-        is_client = hello.role in CALLERS
-        if hello.name != name:
-            self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
-            return
-        if hello.role != Role.edge and not name.startswith(hello.role):
-            reason = f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
-            self._reject(peer, reason)
+        is_client = role in CALLERS
+        if (mismatch := key_mismatch(name, role, hello)) is not None:
+            self.refusals.counts[mismatch.reason] += 1
+            self._reject(peer, mismatch.text)
             return
         if peer != name and not is_client:
             if reason := self._duplicate_name(peer, name, hello, now_ns):
@@ -217,20 +229,20 @@ class Gateway:
         if is_client:
             self._forget_silent_clients(now_ns)
         before = self._peers.get(peer)
-        known = KnownPeer(hello.role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
+        known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
         self._peers[peer] = known
-        self._rejections.pop(peer, None)
+        self._rejections.pop(name, None)
         self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
         self._channel.send(peer, self._hello_ack(hello.sent_ns))
-        if hello.role == Role.edge:
+        if role == Role.edge:
             self._view.add_robot(peer, hello.spec)
             self._dispatcher.on_hello(peer, hello, now_ns)
-        if hello.role in _SUBSCRIBERS:
+        if role in _SUBSCRIBERS:
             self._announce(peer, None)
         if before is None or before.rejected:
-            log.info("%s '%s' is here.", hello.role, peer)
+            log.info("%s '%s' is here.", role, peer)
 
     def _mismatch(self, peer: str, hello: Hello) -> str:
         """Why this fleet has no use for a robot, with the field; '' when it has."""
@@ -273,10 +285,11 @@ class Gateway:
         """Say no, and show it to people when it is news: a peer goes on asking."""
         if (known := self._peers.get(peer)) is not None:
             known.rejected = True
-        if self._rejections.get(peer) != reason:
-            self._rejections[peer] = reason
+        name = peer.partition(PEER_SUFFIX)[0]
+        if self._rejections.get(name) != reason and self.refusals.limit.take(name):
+            self._rejections[name] = reason
             log.error("'%s' is rejected: %s", peer, reason)
-            self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
+            self._view.add_event("refused", f"refused: {reason}", name)
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:

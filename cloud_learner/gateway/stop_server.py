@@ -21,12 +21,14 @@ import msgspec
 from cloud_learner.gateway.peers import AuthenticatedServerChannel
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
+from wire.identity.permissions import Port, may_send
+from wire.identity.refusals import RefusalReason, Refusals
 from wire.messages import Message
 from wire.messages.gateway import Heartbeat, HelloAck, OperatorCommand, StopShown
 from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.zmq_channel import ZmqServer, wait_any
-from wire.types import CALLERS, OperatorCommandKind
+from wire.types import OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class StopServer:
         self._heard_ns: dict[str, dict[str, int]] = {}
         """by name, when each connection of it was heard last"""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self.refusals = Refusals()
+        """what keys asked for that they give no right to"""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -195,6 +199,9 @@ class StopServer:
 
     def _handle(self, peer: str, message: Message) -> None:
         name = peer.partition(PEER_SUFFIX)[0]
+        if not may_send(Port.stops, self._channel.role(peer), message):
+            self._drop(peer, message)
+            return
         match message:
             case Heartbeat(sent_ns=sent_ns):
                 now_ns = self._clock.now_ns()
@@ -207,10 +214,16 @@ class StopServer:
                     for stop in state.stops:
                         self._answered_ns[name, stop] = self._clock.now_ns()
                         self._forget(name, stop)
-            case OperatorCommand(kind=OperatorCommandKind.estop) if name.startswith(tuple(CALLERS)):
+            case OperatorCommand(kind=OperatorCommandKind.estop):
                 self.give(msgspec.structs.replace(message, operator=name, stop=message.stop or new_stop_id(name)), name)
             case _:
-                log.error("dropped a %s of '%s': only stops are sent here.", type(message).__name__, peer)
+                self._drop(peer, message)
+
+    def _drop(self, peer: str, message: Message) -> None:
+        self.refusals.counts[RefusalReason.wrong_role] += 1
+        if self.refusals.limit.take(peer.partition(PEER_SUFFIX)[0]):
+            kind = type(message).__name__
+            log.error("dropped a %s of '%s': only stops are sent here, by those who may.", kind, peer)
 
     def _deliver(self, command: OperatorCommand) -> None:
         """To every connection of its robot's name: a process that hangs must not hide the one that does not."""
