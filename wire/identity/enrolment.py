@@ -30,6 +30,8 @@ from wire.types import Role
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
+_CUTS = 3
+"""once it may be the network; a gateway does not say why it cuts"""
 _PENDING = "key_joining"
 """how the file of a pair ends that may not be filed yet: the token is good for no other key, once it was used"""
 
@@ -71,16 +73,17 @@ def _own_pair(directory: Path, name: str) -> KeyPair:
 
 def _ask(gateway: str, invitation: Invitation, pair: KeyPair, answer_s: float) -> Joined:
     with contextlib.closing(ZmqClient(gateway, invitation.name, Credentials(pair, invitation.gateway))) as channel:
-        deadline, again_s = time.monotonic() + answer_s, 0.0
-        while (now_s := time.monotonic()) < deadline:
-            if now_s >= again_s and channel.send(Join(invitation.secret)):
-                again_s = now_s + 1.0
+        shown, sent, deadline = channel.handshake, 0, time.monotonic() + answer_s
+        while not shown.refusal and shown.lost < _CUTS and time.monotonic() < deadline:
+            # Once for each connection: it is either answered or cut.
+            if sent <= shown.lost and channel.send(Join(invitation.secret)):
+                sent = shown.lost + 1
             wait_any([channel], 0.05)
             if isinstance(answer := channel.recv(), Joined):
                 return answer
-        if channel.reached:
+        if shown.succeeded:
             raise RejectedError(
                 f"the gateway at {gateway} does not take the token: it was used, has expired or was never made there. "
                 f"The gateway's log and page say which. `vla-fleet keys token {invitation.name}` makes another one."
             )
-        raise WireError(channel.refusal or f"no gateway of this token answers at {gateway}: does it run, is that it?")
+        raise WireError(shown.refusal or f"no gateway of this token answers at {gateway}: does it run, is that it?")

@@ -46,7 +46,9 @@ class HandshakeWatch:
         self.refusal = ""
         """why no connection can be made, '' when nothing is wrong or nobody can tell"""
         self.succeeded = False
-        """whether the other side has ever shown that it has the key"""
+        """whether the other side has ever shown that it has the key, and let ours in"""
+        self.lost = 0
+        """how often a connection ended since"""
         self._name, self._endpoint, self._server, self._clock = name, endpoint, server, clock
         self._connected_s = 0.0
         self._closed_at_once = 0
@@ -58,6 +60,7 @@ class HandshakeWatch:
         """Something happened to the connection."""
         now_s = self._clock()
         self._ended_s = now_s if event == zmq.EVENT_DISCONNECTED else None
+        self.lost += self.succeeded and event == zmq.EVENT_DISCONNECTED
         match event:
             case zmq.EVENT_CONNECTED:
                 self._connected_s = now_s

@@ -257,7 +257,8 @@ class ZmqClient:
         `ConfigError` when one is missing, or for an `endpoint` that is none."""
         pair, server_public = keys if isinstance(keys, tuple) else (load_pair(keys, name), load_public(keys, server))
         self._endpoint = endpoint
-        self._handshake = HandshakeWatch(name, endpoint, server)
+        self.handshake = HandshakeWatch(name, endpoint, server)
+        """what has become of the connection so far"""
         self._context = zmq.Context()
         client: dict[int, int | bytes] = {
             zmq.IMMEDIATE: 1,
@@ -297,15 +298,10 @@ class ZmqClient:
     @property
     def refusal(self) -> str:
         """Why no connection can be made, '' when nothing is wrong; an unknown key is answered with `Rejection`."""
-        return self._handshake.refusal
-
-    @property
-    def reached(self) -> bool:
-        """Whether a server with the expected key has ever let us in."""
-        return self._handshake.succeeded
+        return self.handshake.refusal
 
     def close(self) -> None:
-        self._handshake.close()
+        self.handshake.close()
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close()
@@ -313,8 +309,8 @@ class ZmqClient:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            self._handshake.on_event(recv_monitor_message(self._monitor)["event"])
-        if self._handshake.poll():
+            self.handshake.on_event(recv_monitor_message(self._monitor)["event"])
+        if self.handshake.poll():
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)

@@ -20,8 +20,8 @@ from wire.transport.keys import load_pair, load_public, make_keys, public_path, 
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import Role
 
-SHORT_S = 1.5
-"""how long a robot waits that is not answered"""
+LONG_S = 60.0
+"""a robot that is refused does not wait so long"""
 
 
 class Door:
@@ -88,7 +88,7 @@ def test_a_robot_joins_and_starts_again_without_the_token(door: Door, tmp_path: 
 
 def refused(door: Door, token: str, here: Path) -> list[tuple[str, str]]:
     with pytest.raises(RejectedError, match="was used, has expired or was never made there"):
-        join_fleet(here, token, door.server.endpoint, SHORT_S)
+        join_fleet(here, token, door.server.endpoint, LONG_S)
     assert not list(here.glob("*.key_secret"))
     return door.server.rejections()
 
@@ -145,7 +145,7 @@ def test_another_gateway_is_not_joined_by_mistake(door: Door, tmp_path: Path) ->
     impostor = Door(other)
     try:
         with pytest.raises(WireError, match="another key"):
-            join_fleet(tmp_path / "robot", token, impostor.server.endpoint, 5.0)
+            join_fleet(tmp_path / "robot", token, impostor.server.endpoint, LONG_S)
     finally:
         impostor.close()
     assert impostor.heard == [] and open_tokens(door.keys) != []
@@ -154,7 +154,7 @@ def test_another_gateway_is_not_joined_by_mistake(door: Door, tmp_path: Path) ->
 def test_nobody_there(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ["gateway"])
     token = make_token(tmp_path / "keys", "robot-7", 60)
-    with pytest.raises(WireError, match="no gateway of this token answers at tcp://127.0.0.1:9"):
+    with pytest.raises(WireError, match="no gateway of this token answers"):
         join_fleet(tmp_path / "robot", token, "tcp://127.0.0.1:9", 0.5)
     # What it made for itself is used when it tries again.
     assert [path.name for path in (tmp_path / "robot").iterdir()] == ["robot-7.key_joining"]

@@ -71,7 +71,7 @@ def test_no_new_pair_is_made_when_the_secret_was_moved_away(tmp_path: Path) -> N
     (tmp_path / "robot-0.key_secret").unlink()
     assert make_keys(tmp_path, ["robot-0", "robot-1"]) == ["robot-0"]
     assert load_public(tmp_path, "robot-0") == before and not (tmp_path / "robot-0.key_secret").exists()
-    with pytest.raises(ConfigError, match="the secret was moved away.*keys revoke robot-0"):
+    with pytest.raises(ConfigError, match=r"the secret was moved away.*keys revoke robot-0"):
         load_pair(tmp_path, "robot-0")
 
 
