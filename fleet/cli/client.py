@@ -63,8 +63,8 @@ class FleetClient:
         role = default_role(name) if keys is None else load_pair(keys, name).role
         if role not in CALLERS:
             raise ConfigError(
-                f"'{name}' cannot call the gateway: its key is a {role}'s. Make one on the gateway's machine: "
-                f"`vla-fleet keys NAME --role {CALLERS[0]}`, or {CALLERS[1]}."
+                f"'{name}' cannot call the gateway: its key was made for role {role}. Make one on the gateway's "
+                f"machine: `vla-fleet keys NAME --role {CALLERS[0]}`, or {CALLERS[1]}."
             )
         self.name, self.role = name, role
         self._gateway = gateway

@@ -72,6 +72,18 @@ def token(
     typer.echo(make_token(directory, robot, minutes))
 
 
+@app.command()
+def join(
+    token: Annotated[str, typer.Argument(help="What `keys token` printed on the gateway's machine.")],
+    gateway: Annotated[str, typer.Option(help="The gateway, tcp://HOST:PORT.")],
+    directory: Annotated[Path, typer.Option("--keys", help="Key directory of this computer.")] = _HERE,
+) -> None:
+    """Make this computer's own key and have it filed, for a robot that something else starts, such as ROS 2 or Ray."""
+    from wire.identity.enrolment import join_fleet
+
+    typer.echo(f"'{join_fleet(directory, token, gateway)}' has its key in {directory}.")
+
+
 @app.command("list")
 def list_keys(directory: Directory = _HERE, json: AsJson = False) -> None:
     """Who may connect, who may join, and whose key was revoked."""

@@ -74,7 +74,7 @@ class Teleop:
         the key, by default the one that its name says. Raises `ConfigError` for a key or rate that cannot be."""
         if (role := role or default_role(name)) != ROLE:
             raise ConfigError(
-                f"'{name}' cannot teleoperate: its key is a {role}'s. Make one on the gateway's machine: "
+                f"'{name}' cannot teleoperate: its key was made for role {role}. Make one on the gateway's machine: "
                 f"`vla-fleet keys {ROLE}-{name}`."
             )
         if not 5 <= hz <= 200:
