@@ -46,30 +46,30 @@ class Guests:
         self._here[connection] = tcp, spoke + 1
         if len(self._here) > _MOST:
             self._here.popitem(last=False)[1][0].cut(self.port)
-        if 0 < spoke < _MESSAGES:
+        whole = len(frames) == 2 and len(frames[1]) <= _BYTES
+        if whole and 0 < spoke < _MESSAGES:
             return None
-        answer = None if spoke else self._answer(public, address, frames)
+        if not whole:
+            self._refusals.counts[RefusalReason.too_large] += 1
+        answer = self._answer(public, address, frames[1]) if whole and not spoke else None
         if answer is None:
             tcp.cut(self.port)
         if isinstance(answer, Joined):
             del self._here[connection]
         return answer
 
-    def _answer(self, public: str, address: str, frames: list[zmq.Frame]) -> Message | None:
+    def _answer(self, public: str, address: str, word: zmq.Frame) -> Message | None:
         if self._keyring.revoked(public) is not None:
             # It was told of when it was cut.
             self._refusals.counts[RefusalReason.revoked_key] += 1
             return None
-        if len(frames) != 2 or len(frames[1]) > _BYTES:
-            self._refusals.counts[RefusalReason.too_large] += 1
-            return None
         try:
-            message = decode(frames[1].bytes)
+            message = decode(word.bytes)
         except (ProtocolError, MessageTooLargeError):
             self._refusals.counts[RefusalReason.malformed] += 1
             return None
         if isinstance(message, Join):
-            return self._enrol(public, address, message) if self._enrols else None
+            return self._enrol(public, address, message)
         name = message.name if isinstance(message, Hello) and is_name(message.name) else ""
         return self._reject(public, address, name)
 
@@ -91,6 +91,9 @@ class Guests:
 
     def _enrol(self, public: str, address: str, join: Join) -> Joined | None:
         """File the key of whoever has a token; why not is for the operator alone."""
+        if not self._enrols:
+            self._refusals.counts[RefusalReason.bad_token] += 1
+            return None
         try:
             with storage_errors("filing the key of a robot that joins", self._keys):
                 found = redeem(self._keys, join.secret, public)

@@ -28,6 +28,7 @@ class Keyring:
         self._files: dict[str, tuple[_Stamp, KeyRecord | None]] = {}
         self._known: dict[str, KeyRecord] = {}
         self._revoked: dict[str, KeyRecord] = {}
+        self._ended: dict[str, KeyRecord] = {}
         self.reads = 0
         """files read so far"""
         self._next_s = 0.0
@@ -41,23 +42,28 @@ class Keyring:
         """Whose key it was before it was revoked."""
         return self._revoked.get(public)
 
-    def refresh(self, *, now: bool = False) -> dict[str, KeyRecord]:
-        """Look at the directory if it is time to, or `now`; the records, by public key, that do not stand any more."""
+    def refresh(self, *, now: bool = False) -> None:
+        """Look at the directory if it is time to, or `now`."""
         if not now and self._clock() < self._next_s:
-            return {}
+            return
         self._next_s = self._clock() + LOOK_S
         try:
             files = self._look()
         except OSError as error:
             # A file that vanished in between, or no file handle left: what was read last stands until the next look.
             log.warning("the keys in %s could not be looked at: %s", self._directory, error)
-            return {}
+            return
         if files == self._files:
-            return {}
+            return
         before, self._files = self._known, files
         self._revoked = self._of("revoked")
         self._known = {key: record for key, record in self._of("public").items() if key not in self._revoked}
-        return {public: record for public, record in before.items() if self._known.get(public) != record}
+        self._ended |= {public: record for public, record in before.items() if self._known.get(public) != record}
+
+    def pop_ended(self) -> dict[str, KeyRecord]:
+        """By public key: the records that stood and do not any more, since the last call."""
+        ended, self._ended = self._ended, {}
+        return ended
 
     def _of(self, folder: str) -> dict[str, KeyRecord]:
         within = os.path.join(self._directory, folder, "")

@@ -209,7 +209,8 @@ class ZmqServer:
 
     def _watch(self) -> None:
         """Cut those whose key does not stand any more; note who came and who could not."""
-        for public, record in self._keyring.refresh().items():
+        self._keyring.refresh()
+        for public, record in self._keyring.pop_ended().items():
             self._cut(public, record)
         for _ in range(_INVALID_AT_ONCE):
             if not self._monitor.poll(0):
@@ -234,6 +235,7 @@ class ZmqServer:
         gone = set(lines)
         for peer in [peer for peer, connection in self._connections.items() if connection in gone]:
             del self._connections[peer]
+            self._addresses.pop(peer, None)
         self._roles.pop(record.name, None)
         if self._keyring.revoked(public) is not None:
             text = f"its key was revoked; {len(lines)} connections of it are cut."

@@ -41,18 +41,20 @@ def test_who_is_asked_for_is_not_looked_up_on_the_disk(keys: Path) -> None:
         assert ring.record(f"{number:040}") is None
         ring.refresh()
     watch.now_s += 60
-    assert ring.refresh() == {}
-    assert ring.reads == reads == 3
+    ring.refresh()
+    assert ring.reads == reads == 3 and ring.pop_ended() == {}
 
 
 def test_a_new_key_counts_at_the_next_look_and_is_the_only_one_read(keys: Path) -> None:
     watch = Watch()
     ring = Keyring(keys, watch)
     make_keys(keys, ["robot-1"])
-    assert ring.refresh() == {} and ring.record(public(keys, "robot-1")) is None
+    ring.refresh()
+    assert ring.record(public(keys, "robot-1")) is None
     watch.now_s += LOOK_S
-    assert ring.refresh() == {} and ring.record(public(keys, "robot-1")) is not None
-    assert ring.reads == 4
+    ring.refresh()
+    assert ring.record(public(keys, "robot-1")) is not None
+    assert ring.reads == 4 and ring.pop_ended() == {}
 
 
 def test_what_is_revoked_is_said_once_within_half_a_second(keys: Path) -> None:
@@ -61,12 +63,14 @@ def test_what_is_revoked_is_said_once_within_half_a_second(keys: Path) -> None:
     ring = Keyring(keys, watch)
     revoke(keys, "robot-0")
     watch.now_s += LOOK_S
-    assert [record.name for record in ring.refresh().values()] == ["robot-0"]
+    ring.refresh()
+    assert [record.name for record in ring.pop_ended().values()] == ["robot-0"]
     assert ring.record(key) is None
     known = ring.revoked(key)
     assert known is not None and known.name == "robot-0"
     watch.now_s += LOOK_S
-    assert ring.refresh() == {}
+    ring.refresh()
+    assert ring.pop_ended() == {}
     # The file put back by hand does not undo it; a new pair of the same name is another key.
     public_path(keys, "robot-0").write_text(key)
     watch.now_s += LOOK_S
@@ -87,7 +91,8 @@ def test_a_file_that_is_taken_away_or_written_over_does_not_count_any_more(keys:
         file.write(public_path(keys.with_name("other"), "robot-0").read_bytes())
     os.utime(path, ns=(1, 1))
     public_path(keys, "trainer").unlink()
-    assert set(ring.refresh(now=True)) == {old, trainer}
+    ring.refresh(now=True)
+    assert set(ring.pop_ended()) == {old, trainer}
     assert ring.record(public(keys, "robot-0")) is not None
 
 
