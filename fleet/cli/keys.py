@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -16,7 +15,7 @@ from fleet.cli.options import AsJson, echo_json
 class _NamesOrCommand(TyperGroup):
     """`keys NAME...` is short for `keys make NAME...`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         short = args and args[0] not in (*self.commands, "--help")
         return super().parse_args(ctx, ["make", *args] if short else args)
 

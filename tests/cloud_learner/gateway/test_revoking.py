@@ -12,7 +12,7 @@ import zmq
 from cloud_learner.gateway.stop_server import StopServer
 from tests.cloud_learner.dispatch.hall import SPEC, Hall
 from wire.clock import clock_name
-from wire.identity.refusals import RefusalReason
+from wire.identity.refusals import AddressLimit, RefusalReason
 from wire.messages.gateway import Heartbeat, Hello, HelloAck
 from wire.transport.keys import load_public, make_keys, revoke
 from wire.transport.zmq_channel import ZmqClient, ZmqServer
@@ -117,11 +117,35 @@ def test_unknown_keys_by_the_thousand_cost_no_look_at_the_disk(fleet: Fleet, tmp
     """As libzmq asks about them, from one address: a few are heard, the others not even let in."""
     port = fleet.ports[0]
     reads, authenticator = port._keyring.reads, port._authenticator
+    authenticator._guests = AddressLimit(20, 1.0, lambda: 0.0)
     admitted = sum(authenticator._admits(f"{number:040}", "10.0.0.9") for number in range(5000))
-    assert 1 <= admitted <= 60
+    assert admitted == 20
     assert port.refusals.counts[RefusalReason.too_many_unknown] == 5000 - admitted
     assert port._keyring.reads == reads
     assert authenticator._admits(load_public(fleet.keys, "robot-1").decode(), "10.0.0.9"), "its own robot is let in"
+
+
+def test_unknown_keys_by_the_hundred_over_real_sockets(fleet: Fleet) -> None:
+    """Meanwhile the robots are served as ever."""
+    port, server_public = fleet.ports[0], load_public(fleet.keys, "gateway")
+    port._authenticator._guests = AddressLimit(5, 1.0, lambda: 0.0)
+    fleet.until(lambda: min(min(robot.acks) for robot in fleet.robots) > 0)
+    reads, robot = port._keyring.reads, fleet.robots[0]
+    for _ in range(8):
+        context, before = zmq.Context(), list(robot.acks)
+        strangers = [context.socket(zmq.DEALER) for _ in range(40)]
+        for stranger in strangers:
+            stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+            stranger.curve_serverkey = server_public
+            stranger.linger = 0
+            stranger.connect(port.endpoint)
+            stranger.send(b"\x04garbage")
+        counts, seen = port.refusals.counts, sum(port.refusals.counts.values())
+        fleet.until(lambda: sum(counts.values()) >= seen + 40 and min(robot.acks) > max(before))
+        context.destroy()
+    assert 1 <= counts[RefusalReason.malformed] <= 5 and counts[RefusalReason.too_many_unknown] >= 8 * 40 - 5
+    assert port._keyring.reads == reads
+    assert all(one.lost == (0, 0) for one in fleet.robots)
 
 
 def test_a_stranger_that_goes_on_talking_does_not_keep_the_gateway_from_its_turn(fleet: Fleet, tmp_path: Path) -> None:
