@@ -251,6 +251,7 @@ def _drive(arm: OverheadArm, rate_hz: float, seconds: float, environment: dict[s
                 robot.spec,
                 executed=True,
                 reset=True,
+                simulated=True,
                 qos=qos,
                 connect_timeout_s=PATIENCE_S / 2,
                 max_age_s=2.0,

@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
-from wire.messages import Message, fleet, gateway, joining, local
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
+from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local
 
 PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
 _NAMES = {np.dtype(name): name for name in _DTYPES}
+_MOST_DIMENSIONS = 8
 _KEPT_BYTES = 4096
 _COPIED_BYTES = 1024
 """a copy of an array up to this size costs less than a view of its bytes"""
@@ -44,13 +46,16 @@ def _decode_array(kind: type, value: Any) -> Any:
     try:
         dtype, shape, data = value
         if dtype not in _DTYPES:
-            raise ProtocolError(f"an array of dtype {dtype!r} is not accepted.")
+            raise ProtocolError(f"an array of dtype {str(dtype)[:40]!r} is not accepted.")
+        # Their product takes seconds when there are many.
+        if len(shape) > _MOST_DIMENSIONS:
+            raise ProtocolError(f"an array of {len(shape)} dimensions is not accepted; {_MOST_DIMENSIONS} are.")
         if any(not isinstance(n, int) or n < 0 for n in shape):
             raise ProtocolError(f"an array of shape {shape!r} is not accepted.")
         if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
             raise ProtocolError(f"an array of {len(data)} bytes does not fill shape {shape} of {dtype}.")
         return np.frombuffer(data, dtype).reshape(shape)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"an array that cannot be read: {error}.") from error
 
 
@@ -62,6 +67,10 @@ else:
     AnyMessage = functools.reduce(operator.or_, (k for k in Message.__subclasses__() if k.__module__ in _MODULES))
     """what a field must be declared as to hold any message, for msgspec to know its kinds"""
 _decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_decode_array)
+
+_CAPS = {kind.__name__.encode(): kind.max_bytes for kind in Message.__subclasses__() if kind.__module__ in _MODULES}
+_TAG = re.compile(rb".(?:[\x80-\x8f]|\xde..)\xa4type[\xa0-\xbf]([A-Za-z]+)", re.DOTALL)
+"""how a message begins: what it is stands first, and can be read before anything is allocated for the rest"""
 
 
 _last: tuple[Message | None, bytes] = None, b""
@@ -98,13 +107,23 @@ def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
     if len(data) < 2:
         raise ProtocolError(f"{len(data)} bytes are no message.")
     if data[0] != PROTOCOL_VERSION and not stored:
-        raise ProtocolError(
+        raise ProtocolVersionError(
             f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}:"
             " install the same vla-fleet on both."
         )
+    if len(data) > SHOWN_BYTES:
+        _check_size(data)
     try:
         return _decoder.decode(memoryview(data)[1:])
     except ProtocolError:
         raise
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
         raise ProtocolError(f"not a message: {error}.") from error
+
+
+def _check_size(data: bytes | memoryview) -> None:
+    """Raise `MessageTooLargeError` for a message above the cap of its type."""
+    found = _TAG.match(data)
+    kind = found[1] if found else b"?"
+    if len(data) > (cap := _CAPS.get(kind, SHOWN_BYTES)):
+        raise MessageTooLargeError(f"a {kind[:40].decode()} of {len(data)} bytes received, above its cap of {cap}.")

@@ -21,6 +21,7 @@ from wire import codec
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError, MessageTooLargeError, WireError, storage_error
 from wire.messages.gateway import Segment
 from wire.types import Episode, RobotSpec
+from wire.untrusted import require_file
 
 MAGIC = b"VLAEPIS\x02"
 MAX_EPISODE_BYTES = 2 * 1024 * 1024 * 1024
@@ -87,12 +88,13 @@ def read_episode(path: Path) -> tuple[EpisodeHeader, tuple[Segment, ...]]:
 
 def _read(path: Path) -> _EpisodeBody:
     try:
+        require_file(path)  # a pipe would be read for ever
         if path.stat().st_size > MAX_EPISODE_BYTES:
             raise MessageTooLargeError(f"{path} is larger than the {MAX_EPISODE_BYTES} bytes an episode file may have.")
         data = path.read_bytes()
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         raise ConfigError(
-            f"episode file {path}: {error.strerror}. `vla-fleet buffer export-episode` makes one."
+            f"episode file {getattr(error, 'strerror', None) or error} `vla-fleet buffer export-episode` makes one."
         ) from error
     magic, head, body = data[: len(MAGIC)], data[len(MAGIC) :][: _SIZE.size], data[len(MAGIC) + _SIZE.size :]
     if magic[:-1] != MAGIC[:-1] or len(magic) != len(MAGIC):

@@ -4,7 +4,8 @@
     ├── ConfigError            an option, recipe or task that does not exist or cannot work
     ├── WireError
     │   ├── ProtocolError      bytes that are not a message of this protocol
-    │   ├── MessageTooLargeError   a message above the size cap
+    │   │   └── ProtocolVersionError   a message of another version of it
+    │   ├── MessageTooLargeError   a message above the size cap of its type
     │   └── RejectedError      the other side said no, with its reason
     ├── SpecMismatchError      data or a policy made for another robot
     ├── InvalidDataError       a value that must not be stored or executed (NaN, wrong shape, time going back)
@@ -47,9 +48,20 @@ class WireError(FleetError):
 class ProtocolError(WireError):
     """Bytes that are not a message of this protocol."""
 
+    reason = "malformed"
+    """what it is counted as"""
+
+
+class ProtocolVersionError(ProtocolError):
+    """A message of a vla-fleet that speaks another protocol."""
+
+    reason = "version"
+
 
 class MessageTooLargeError(WireError):
     """A message above the size cap."""
+
+    reason = "too_large"
 
 
 class RejectedError(WireError):

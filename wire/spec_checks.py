@@ -5,11 +5,15 @@ from __future__ import annotations
 from wire.errors import ConfigError
 
 MAX_NAME = 100
+MAX_NAMES = 1024
+"""dimensions, or cameras, of one robot"""
 SLOWEST_HZ, FASTEST_HZ = 1e-3, 1e5
 
 
 def check_names(what: str, kind: str, names: list[str]) -> None:
     """Raise `ConfigError` for a name that is none or stands twice."""
+    if len(names) > MAX_NAMES:
+        raise ConfigError(f"{what} has {len(names)} of kind {kind}; a robot has at most {MAX_NAMES}.")
     for name in names:
         check_text(f"{what}: a {kind} name", name)
     if len(set(names)) != len(names):

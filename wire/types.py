@@ -15,6 +15,7 @@ import numpy as np
 
 from wire.errors import ConfigError, SpecMismatchError
 from wire.spec_checks import check_names, check_number, check_rate, check_text
+from wire.untrusted import MAX_PICTURE_PIXELS
 
 MAX_PIXELS = 16_384
 
@@ -177,6 +178,10 @@ class RobotSpec(msgspec.Struct, frozen=True, cache_hash=True):
                 pixels = getattr(camera, side)
                 if not isinstance(pixels, int) or not 1 <= pixels <= MAX_PIXELS:
                     raise ConfigError(f"{one} has {side} {pixels}; give 1 to {MAX_PIXELS} pixels.")
+            if camera.height * camera.width > MAX_PICTURE_PIXELS:
+                raise ConfigError(
+                    f"{one} has {camera.height}x{camera.width} pixels; a picture has at most {MAX_PICTURE_PIXELS}."
+                )
             check_rate(f"{one}: rate_hz", camera.rate_hz)
         check_rate(f"{what}: control_hz", self.control_hz)
 

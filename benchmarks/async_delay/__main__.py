@@ -124,6 +124,9 @@ class AsyncDelaySize:
         return MetaWorldConfig(tasks=(self.task,), observation="state")
 
 
+_SCATTER = 0.05
+"""of a cell, over seeds and episodes"""
+
 FULL = (
     AsyncDelaySize(TRACK, 150, 2_000, 6, EPISODE_TICKS, (TRACK, TURNING)),
     AsyncDelaySize("push", 120, 3_000, 10, 200, ("push",), (0, 1)),
@@ -152,12 +155,16 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
         for scene in size.scenes
     }
     goals = [goal for size in sizes if size.moving for goal in _goals(size, found)]
+    below = [cell for size in sizes for cell in _below_naive(size, [found[size, seed] for seed in size.seeds])]
+    goals.append(
+        Goal(f"cells in which a strategy is below naive by more than {_SCATTER:g}", len(below), "0", not below)
+    )
     first, *others = tables
     return Result(
         "Late actions: strategies and delays",
         [{"task": first, **row} for row in tables[first]],
         goals,
-        _notes(sizes),
+        [*_notes(sizes), *([f"Below naive: {'; '.join(below)}."] if below else [])],
         {_title(scene): tables[scene] for scene in others},
     )
 
@@ -216,6 +223,20 @@ def _goals(size: AsyncDelaySize, found: dict[tuple[AsyncDelaySize, int], dict[st
             behind <= 0.05,
         ),
     ]
+
+
+def _below_naive(size: AsyncDelaySize, runs: list[dict[str, list[float]]]) -> list[str]:
+    found = []
+    for scene in size.scenes:
+        for condition in SCENES[scene]:
+            means = {row: float(np.mean([run[_cell(scene, *row, condition)] for run in runs])) for row in STRATEGIES}
+            least = next(mean for (strategy, _), mean in means.items() if strategy == "naive")
+            found += [
+                f"{strategy}, {checkpoint} on {scene}, {condition.name} ({mean:.2f}, naive {least:.2f})"
+                for (strategy, checkpoint), mean in means.items()
+                if mean < least - _SCATTER
+            ]
+    return found
 
 
 def _notes(sizes: tuple[AsyncDelaySize, ...]) -> list[str]:

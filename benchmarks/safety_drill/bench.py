@@ -119,6 +119,7 @@ class Host:
         return self.robot.start(after)
 
     def close(self) -> None:
+        self.watched.come_to_hold("it is to be closed")
         self.watched.end_scene()
         self.robot.close()
 
@@ -185,6 +186,7 @@ class Bench:
         self.loop.tick()
         self.uplink.discard()
         self.plant.look()
+        self.plant.on_tick(self.loop.mode)
         self._answer()
         self.ticks += 1
         self.modes[self.loop.mode.value] = self.modes.get(self.loop.mode.value, 0) + 1
@@ -296,7 +298,8 @@ class Bench:
         first = request.first_tick
         if kind == "wild":
             rows = rng.uniform([-400, -0.2, -3], [400, 0.2, 3], rows.shape)
-            self.truth.wild_until = self.clock.now_ns() + int(2e9)
+            # Those that are made while it is executed, and those that they are averaged with, are no calmer.
+            self.truth.wild_until = self.clock.now_ns() + int(3e9)
         elif kind == "nan":
             rows[int(rng.integers(HORIZON)), int(rng.integers(3))] = np.nan
         elif kind == "empty":

@@ -121,7 +121,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "a hold commands nothing": _replaced(LimitedRobot, "hold", _hold_nothing),
     "the host watches nothing": _replaced(CommandWatchdog, "left_s", lambda self, now_ns: float("inf")),
     "the host does not brake at once": _replaced(CommandWatchdog, "on_stop", lambda self, now_ns: self.pause()),
-    "a stop is not heard": _replaced(StopLatch, "stop", lambda self, stop, who: None),
+    "a stop is not heard": _replaced(StopLatch, "stop", lambda self, stop, who, lasting: None),
     "a release takes back any stop": _replaced(StopLatch, "release", _any_release),
     "a release starts the robot": _wrapped(StopLatch, "release", _release_starts),
     "a stopped robot is reset": _replaced(LimitedRobot, "_require_free", lambda self, what: None),

@@ -25,6 +25,7 @@ class People:
         """of the uplink"""
         self._rng, self._clock, self._plant, self._deliver = rng, clock, plant, deliver
         self._sent: list[OperatorCommand] = []
+        """the newest takeover, and what came last after it"""
         self._before: tuple[str, int] | None = None
         """who drove before, by which lease"""
         self._lease = self._newest = self._sequence = self._scene = 0
@@ -80,9 +81,7 @@ class People:
         now_ns, lease = self._clock.now_ns(), self._lease
         kind = str(self._rng.choice(["old lease", "other", "stalled", "future", "again", "again"]))
         if kind == "again":
-            # Some of it, so that it is not what was said last that is said last again.
-            for command in self._sent[: int(self._rng.integers(len(self._sent) + 1))]:
-                self._send(command)
+            self._say_again()
             return
         if not self.driving:
             return
@@ -97,9 +96,16 @@ class People:
                 made_ns = now_ns + int(2e8 if kind == "future" else -3e8 + n * 1e6)
                 self._send(msgspec.structs.replace(self._command(self.driving, lease, 1.0), captured_ns=made_ns))
 
+    def _say_again(self) -> None:
+        """Some of what was said, so that it is not what was said last that is said last again."""
+        for command in self._sent[: int(self._rng.integers(len(self._sent) + 1))]:
+            self._send(command)
+
     def hand_back(self) -> None:
         if self.driving:
             self._say("hand_back")
+            if self._rng.random() < 0.2:
+                self._say_again()
             self._before = self.driving, self._lease
             self._plant.truth.gently = 3 if self._plant.blends else 0
         self.driving, self._plant.truth.holder = "", "policy"
@@ -122,4 +128,6 @@ class People:
     def _send(self, command: OperatorCommand) -> None:
         self.sticky.remember(command)
         self._deliver(command)
-        self._sent = [*self._sent, command][-40:]
+        if command.kind == "take_over":
+            self._sent = []
+        self._sent = [*self._sent[:1], *[*self._sent[1:], command][-40:]]

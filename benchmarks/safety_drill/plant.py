@@ -15,7 +15,7 @@ from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limits import SafetyLimits
 from wire.clock import ManualClock
 from wire.errors import RobotError
-from wire.types import CameraSpec, CommandType, Dimension, Frame, Observation, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, Frame, Mode, Observation, RobotSpec
 
 HZ = 50.0
 PERIOD_S = 1 / HZ
@@ -125,12 +125,15 @@ class Plant:
         self._braking = 0
         """commands since it had to stop"""
         self._written_ns = self._heard_ns = self._stopped_ns = 0
+        """when it took a command, refused one, and was not stopped, for the last time"""
         self._offset_ns = 0
 
     def connect(self) -> None: ...
 
     def close(self) -> None:
-        """Stops, as a driver must."""
+        """Stops, as a driver must, and as hard as its motors can: who could command it has braked it before."""
+        if any(self._speed) and self._heard_ns <= self._written_ns:
+            self._violate("closed in motion", str(self._speed))
         self._speed = [0.0, 0.0, 0.0]
 
     def reset(self, task: str, seed: int) -> RestPose | None:
@@ -183,6 +186,11 @@ class Plant:
         self._target, self._speed, self._written_ns = target, speed, self._clock.now_ns()
         self.state = [target, self.state[1] + move, self.state[2] + wheel * PERIOD_S]
         return Feedback(action)
+
+    def on_tick(self, mode: str) -> None:
+        """Control says who moved it."""
+        if mode == Mode.human and self.truth.holder == "policy" and any(self._speed):
+            self._violate("a person drives who has handed back", f"{self._speed}")
 
     def look(self) -> None:
         """Some time has passed: what must have happened by now?"""

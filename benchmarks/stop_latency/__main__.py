@@ -26,7 +26,7 @@ from wire.clock import clock_name
 from wire.messages.gateway import Hello
 from wire.types import Role
 
-PRESSES, QUICK_PRESSES = 100, 5
+PRESSES, QUICK_PRESSES = 50, 5
 WEIGHTS, QUICK_WEIGHTS = 2**30, 2**26
 GOAL_MS = 50.0
 PROCESS = "vla-fleet stop, with the start of its process"

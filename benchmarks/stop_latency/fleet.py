@@ -24,6 +24,7 @@ from benchmarks.stop_latency.robot import PLACE, RECIPE, read_log
 from fleet.config.data_directory import DataDirectory
 from fleet.tools.stop import LocalRobot, robots_here
 from hal.driver_host.stop_line import StopOrder
+from hal.drivers.ros2.wrapper import RosNode
 from hal.stop_devices.evdev_keys import key_bytes
 from wire.stop_state import new_stop_id
 from wire.transport.keys import GATEWAY, make_keys
@@ -196,23 +197,13 @@ def pedal(fleet: StopFleet) -> Iterator[Callable[[], object]]:
 def ros_service(fleet: StopFleet) -> Iterator[Callable[[], object]]:
     """The service of the robot's node, called from another process; its answer, which says that the robot is stopped,
     is waited for."""
-    import rclpy
-    from std_srvs.srv import Trigger
-
-    context = rclpy.Context()
-    context.init()
-    node = rclpy.create_node("presser", context=context)
-    executor = rclpy.executors.SingleThreadedExecutor(context=context)
-    executor.add_node(node)
-    client = node.create_client(Trigger, f"{NAMESPACE}/edge_node/estop")
+    node = RosNode("presser")
+    node.open()
     try:
-        if not client.wait_for_service(timeout_sec=READY_S):
-            raise NotInTimeError(f"no service {client.srv_name}")
-        yield lambda: executor.spin_until_future_complete(client.call_async(Trigger.Request()), _LOST_S)
+        client = node.client("std_srvs/srv/Trigger", f"{NAMESPACE}/edge_node/estop")
+        yield lambda: client.call(READY_S)
     finally:
-        executor.shutdown()
-        node.destroy_node()
-        context.try_shutdown()
+        node.close()
 
 
 Way = Callable[[StopFleet], contextlib.AbstractContextManager[Callable[[], object]]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from wire.identity.refusals import RefusalReason
 from wire.messages.gateway import Hello
-from wire.transport.channel import ServerChannel
+from wire.transport.channel import PEER_SUFFIX, ServerChannel
 
 
 class AuthenticatedServerChannel(ServerChannel, Protocol):
@@ -19,6 +20,31 @@ class AuthenticatedServerChannel(ServerChannel, Protocol):
     def adopt(self, peer: str) -> str: ...
 
     def address(self, peer: str) -> str: ...
+
+
+_EVENTS = 200
+"""at once: what an edge keeps while it has no connection, and as many again"""
+_EVENT_NS = 100_000_000
+"""and then one in so long"""
+_KEYS = 1000
+
+
+class EventBudget:
+    """How many events of a key are kept, or told in the log: each takes room on a disk."""
+
+    def __init__(self) -> None:
+        self._spent_ns: OrderedDict[str, int] = OrderedDict()
+        """by key, when all of its share can be spent again"""
+
+    def take(self, peer: str, now_ns: int) -> bool:
+        """Whether one more of `peer`, whichever connection of its key that is."""
+        name = peer.partition(PEER_SUFFIX)[0]
+        spent_ns = max(self._spent_ns.pop(name, now_ns), now_ns)
+        granted = spent_ns - now_ns <= (_EVENTS - 1) * _EVENT_NS
+        self._spent_ns[name] = spent_ns + _EVENT_NS * granted
+        if len(self._spent_ns) > _KEYS:
+            self._spent_ns.popitem(last=False)
+        return granted
 
 
 class KnownPeer(msgspec.Struct):

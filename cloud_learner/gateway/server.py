@@ -10,21 +10,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
+from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, key_mismatch
+from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer, key_mismatch
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
-from wire.errors import FleetError, SpecMismatchError, StorageError
+from wire.errors import FleetError, StorageError
 from wire.identity.permissions import Port, may_send
-from wire.identity.refusals import RefusalReason, Refusals
+from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -84,7 +87,9 @@ class Gateway:
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest."""
-        self._channel = channel
+        self._peers: dict[str, KnownPeer] = {}
+        self.metrics = GatewayMetrics(view, ledger, self._peers, clock)
+        self._channel = channel = CountedChannel(channel, self.metrics)
         self._ledger = ledger
         self._ingest = ingest
         self._weights = weights
@@ -92,15 +97,15 @@ class Gateway:
         self._spec = spec
         self._clock = clock
         self._wall_ns = wall_ns
-        self._peers: dict[str, KnownPeer] = {}
         self._announced_ns: dict[int, int] = {}
         self._segments: list[tuple[str, Segment]] = []
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
         """by the name of a key: why it was turned away last"""
-        self.refusals = Refusals()
-        """what keys asked for that they give no right to"""
+        self.refused: Counter[str] = Counter()
+        """messages of known keys that nothing came of, by reason"""
+        self._kept, self._told = EventBudget(), EventBudget()
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
         self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, channel.role, wall_ns, clock.now_ns())
@@ -128,17 +133,22 @@ class Gateway:
         try:
             yield
         except StorageError as error:
+            self.refused["storage"] += 1
             # Reported once per change, not once per message: a full disk stays full for a while.
             if str(error) != self._storage_fault:
                 log.error("%s", error)
                 self._view.add_event("storage", str(error), peer)
             self._storage_fault = str(error)
+            self.metrics.storage_faults.inc()
             self._channel.send(peer, Nack(str(error)))
-        except FleetError as error:
-            log.error("a %s of '%s': %s", type(message).__name__, peer, error)
-            self._view.add_event("error", str(error), peer)
+        except (FleetError, OverflowError) as error:  # a number that no database holds
+            self.refused["rejected"] += 1
             self._channel.send(peer, Rejection(str(error)))
+            if self._told.take(peer, self._clock.now_ns()):
+                log.error("a %s of '%s': %s", type(message).__name__, peer, error)
+                self._view.add_event("error", str(error), peer)
         except Exception:
+            self.refused["failed"] += 1
             log.exception("a %s of '%s' could not be handled.", type(message).__name__, peer)
             self._view.add_event("error", f"a {type(message).__name__} could not be handled; see the log", peer)
 
@@ -156,6 +166,7 @@ class Gateway:
             return
         known = self._peers.get(peer)
         if known is None or known.rejected:
+            self.refused["unknown"] += 1
             self._channel.send(peer, ReintroduceRequest())
             return
         now_ns = known.last_message_ns = self._clock.now_ns()
@@ -172,8 +183,12 @@ class Gateway:
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
             case Preview(robot=robot) if robot == peer:
+                peer_checks.check_preview(message, self._spec)
                 self._view.update_preview(message)
-            case EdgeEvent(robot=robot, kind=kind, detail=detail) if robot == peer:
+            case EdgeEvent(robot=robot) if robot == peer and not self._kept.take(peer, now_ns):
+                self.refused["too_many_events"] += 1
+            case EdgeEvent(robot=robot) if robot == peer:
+                kind, detail = peer_checks.event_text(message)
                 self._view.add_event(kind, detail, robot)
                 self._add_event(robot, kind, detail)
                 self._dispatcher.clients.forward(message)
@@ -198,6 +213,7 @@ class Gateway:
             case Evaluate(number=number):
                 self._announce(peer, number)
             case Evaluation():
+                peer_checks.check_evaluation(message)
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
@@ -206,16 +222,18 @@ class Gateway:
 
     def _drop(self, peer: str, role: str, message: Message, reason: RefusalReason) -> None:
         """What its key gives no right to send: counted, and told while a person can read it."""
-        self.refusals.counts[reason] += 1
-        if self.refusals.limit.take(peer.partition(PEER_SUFFIX)[0]):
+        self.metrics.on_rejected(RejectionKind.wrong_role)
+        self.refused[reason] += 1
+        if self._told.take(peer, self._clock.now_ns()):
             log.error("dropped a %s of '%s', a %s (%s).", type(message).__name__, peer, role, reason)
 
     def _handle_hello(self, peer: str, role: str, hello: Hello) -> None:
+        peer_checks.check_hello(hello)
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
         is_client = role in CALLERS
         if (mismatch := key_mismatch(name, role, hello)) is not None:
-            self.refusals.counts[mismatch.reason] += 1
+            self.refused[mismatch.reason] += 1
             self._reject(peer, mismatch.text)
             return
         if peer != name and not is_client:
@@ -223,7 +241,8 @@ class Gateway:
                 self._reject(peer, reason)
                 return
             peer = self._channel.adopt(peer)
-        if reason := self._mismatch(peer, hello):
+        reason = peer_checks.spec_mismatch(peer, hello, self._spec)
+        if reason := reason or (role == Role.edge and self._dispatcher.task_mismatch(peer, hello)) or "":
             self._reject(peer, reason)
             return
         if is_client:
@@ -244,17 +263,6 @@ class Gateway:
         if before is None or before.rejected:
             log.info("%s '%s' is here.", role, peer)
 
-    def _mismatch(self, peer: str, hello: Hello) -> str:
-        """Why this fleet has no use for a robot, with the field; '' when it has."""
-        if hello.spec is not None:
-            try:
-                self._spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
-            except SpecMismatchError as error:
-                return f"spec: {error}"
-        elif hello.role == Role.edge:
-            return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
-        return self._dispatcher.task_mismatch(peer, hello) if hello.role == Role.edge else ""
-
     def _forget_silent_clients(self, now_ns: int) -> None:
         """Each command line that somebody runs is a peer of its own: those long silent are not kept."""
         for peer, known in list(self._peers.items()):
@@ -270,33 +278,27 @@ class Gateway:
         probe = self._hello_ack(now_ns)
         if now_ns - first.last_message_ns >= _ALIVE_NS or not self._channel.send(name, probe):
             return ""
-        return (
-            f"name: there is a robot '{name}' already, {self._location(name, first.pid, first.site)}; this one is "
-            f"{self._location(peer, hello.pid, hello.site)}. Give each robot a name and a key of its own: "
-            "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
-        )
-
-    def _location(self, peer: str, pid: int, site: str) -> str:
-        """Where a robot's process runs, as a person would look for it."""
-        where = f"at {self._channel.address(peer) or 'an unknown address'}"
-        return f"{where}{f' ({site})' if site else ''}, process {pid}"
+        there = peer_checks.location(self._channel.address(name), first.pid, first.site)
+        here = peer_checks.location(self._channel.address(peer), hello.pid, hello.site)
+        return peer_checks.second_of_a_name(name, there, here)
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
         if (known := self._peers.get(peer)) is not None:
             known.rejected = True
         name = peer.partition(PEER_SUFFIX)[0]
-        if self._rejections.get(name) != reason and self.refusals.limit.take(name):
+        if self._rejections.get(name) != reason and self._told.take(name, self._clock.now_ns()):
             self._rejections[name] = reason
             log.error("'%s' is rejected: %s", peer, reason)
             self._view.add_event("refused", f"refused: {reason}", name)
+        self.refused["hello"] += 1
         self._channel.send(peer, Rejection(reason))
 
     def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
         """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
         offset_ns = 0
         if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - sent_ns
+            sample_ns = self._clock.now_ns() - peer_checks.check_time(sent_ns)
             offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
         if known.offset_ns != offset_ns:
             known.offset_ns = offset_ns
@@ -308,9 +310,12 @@ class Gateway:
     def _store_segments(self) -> None:
         """Store what was received since the last time with one flush, then acknowledge it."""
         segments, self._segments, self._segment_bytes = self._segments, [], 0
-        for (peer, segment), result in zip(
-            segments, self._ingest.accept_all(segments, self._clock.now_ns()), strict=True
-        ):
+        if not segments:
+            return
+        with self.metrics.commit_s.time():
+            results = self._ingest.accept_all(segments, self._clock.now_ns())
+        for (peer, segment), result in zip(segments, results, strict=True):
+            self.metrics.on_ingested(segment, result)
             with self._reported(peer, segment):
                 self._acknowledge(peer, segment, result)
 
@@ -373,7 +378,7 @@ class Gateway:
         announced_ns = self._announced_ns.get(activated.number)
         if announced_ns is None:
             return
-        activated_ns = activated.applied_ns + (self._peers[peer].offset_ns or 0)
+        activated_ns = peer_checks.check_time(activated.applied_ns) + (self._peers[peer].offset_ns or 0)
         if self._ledger.note_applied(peer, activated.number, announced_ns, activated_ns):
             self._view.add_activation((activated_ns - announced_ns) / 1e9)
 
@@ -391,4 +396,5 @@ class Gateway:
         try:
             self._ledger.add_event(self._clock.now_ns(), robot, kind, detail)
         except StorageError as error:
+            self.metrics.storage_faults.inc()
             log.error("the event '%s' of '%s' could not be noted: %s", kind, robot, error)

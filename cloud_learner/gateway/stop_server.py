@@ -10,19 +10,20 @@ It knows names, and which stops a robot has not shown; what a stop means is deci
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
-from cloud_learner.gateway.peers import AuthenticatedServerChannel
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
 from wire.identity.permissions import Port, may_send
-from wire.identity.refusals import RefusalReason, Refusals
+from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import Heartbeat, HelloAck, OperatorCommand, StopShown
 from wire.stop_state import StopState, new_stop_id
@@ -42,6 +43,10 @@ _ANSWERED_NS = 1_000_000_000
 _MOST = 4096
 _MOST_OF_ONE = 32
 """as many as a robot remembers (`hal.safety.stop_latch`)"""
+_LONGEST = 128
+"""characters of a robot's name, and of a stop's id, that somebody else chose"""
+_AT_ONCE = 500
+"""messages that are handled before what is due goes out"""
 _WAIT_S = 0.05
 _FAILED_S = 0.1
 
@@ -72,8 +77,9 @@ class StopServer:
         self._heard_ns: dict[str, dict[str, int]] = {}
         """by name, when each connection of it was heard last"""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self.refusals = Refusals()
-        """what keys asked for that they give no right to"""
+        self.refused: Counter[str] = Counter()
+        """what is no matter of stopping, or of those who may not stop, by reason"""
+        self._told = EventBudget()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -181,7 +187,7 @@ class StopServer:
         """Send what is to be sent and take in what came; never waits."""
         while self._outbox:
             self._deliver(self._outbox.popleft())
-        while (received := self._channel.recv()) is not None:
+        for received in itertools.islice(iter(self._channel.recv, None), _AT_ONCE):
             self._handle(*received)
         now_ns = self._clock.now_ns()
         with self._lock:
@@ -206,22 +212,31 @@ class StopServer:
             case Heartbeat(sent_ns=sent_ns):
                 now_ns = self._clock.now_ns()
                 with self._lock:
-                    self._heard_ns.setdefault(name, {})[peer] = now_ns
+                    heard = self._heard_ns.setdefault(name, {})
+                    heard[peer] = now_ns
+                    for gone in [one for one, heard_ns in heard.items() if now_ns - heard_ns >= _UP_NS]:
+                        del heard[gone]
                 self._channel.send(peer, HelloAck(clock_name(), now_ns, sent_ns, stop_port=self.port))
             case StopShown(stop=state):
                 with self._lock:
                     self._answers.append((name, state))
-                    for stop in state.stops:
+                    for stop in itertools.islice(state.stops, _MOST_OF_ONE):
                         self._answered_ns[name, stop] = self._clock.now_ns()
                         self._forget(name, stop)
+                    while len(self._answered_ns) > _MOST:
+                        del self._answered_ns[next(iter(self._answered_ns))]
             case OperatorCommand(kind=OperatorCommandKind.estop):
-                self.give(msgspec.structs.replace(message, operator=name, stop=message.stop or new_stop_id(name)), name)
+                if len(message.robot) > _LONGEST:
+                    self.refused["robot"] += 1
+                    return
+                stop = message.stop if 0 < len(message.stop) <= _LONGEST else new_stop_id(name)
+                self.give(msgspec.structs.replace(message, operator=name, stop=stop), name)
             case _:
                 self._drop(peer, message)
 
     def _drop(self, peer: str, message: Message) -> None:
-        self.refusals.counts[RefusalReason.wrong_role] += 1
-        if self.refusals.limit.take(peer.partition(PEER_SUFFIX)[0]):
+        self.refused[RefusalReason.wrong_role] += 1
+        if self._told.take(peer, self._clock.now_ns()):
             kind = type(message).__name__
             log.error("dropped a %s of '%s': only stops are sent here, by those who may.", kind, peer)
 

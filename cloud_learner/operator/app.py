@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI, Response, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from cloud_learner.operator.origin import LOCAL_HOSTS, OriginMiddleware
 from cloud_learner.operator.sessions import HEARTBEAT_S, MAX_MESSAGE_BYTES, OperatorSessions, RobotNotClaimedError
@@ -42,9 +43,10 @@ def make_app(
     any_address: bool = False,
     heartbeat_s: float = HEARTBEAT_S,
     stop: Callable[[OperatorCommand], None] | None = None,
+    metrics: Callable[[], bytes] | None = None,
 ) -> FastAPI:
     """The page of `view`, reachable under the names `hosts` (with `any_address` also by any literal IP address).
-    `stop`: as of `OperatorSessions`.
+    `stop`: as of `OperatorSessions`; `metrics`: what Prometheus gets, by any thread.
 
     A page that drives a robot and is silent for `heartbeat_s` loses it: the robot gets `drop_link`.
     """
@@ -62,6 +64,12 @@ def make_app(
     async def fleet() -> Response:
         body = msgspec.json.encode(view.snapshot() | {"control": sessions.control()})
         return Response(body, media_type="application/json")
+
+    if metrics is not None:
+        # not async: it is made in a thread, and people's commands need not wait for it
+        @app.get("/metrics")
+        def figures() -> Response:
+            return Response(metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.websocket("/ws")
     async def operator(socket: WebSocket) -> None:
@@ -186,8 +194,9 @@ def serve(
     *,
     heartbeat_s: float = HEARTBEAT_S,
     stop: Callable[[OperatorCommand], None] | None = None,
+    metrics: Callable[[], bytes] | None = None,
 ) -> Server:
-    """Serve the page of `view` in a daemon thread; port 0 takes a free one. `stop`: as of `OperatorSessions`.
+    """Serve the page of `view` in a daemon thread; port 0 takes a free one. `stop`, `metrics`: as of `make_app`.
 
     There is no log-in: whoever reaches the port can move robots, so let `host` be this machine or a network you trust.
     Raises `ConfigError` when the address cannot be used.
@@ -196,7 +205,7 @@ def serve(
     port = listener.getsockname()[1]
     wildcard = host in ("", "0.0.0.0", "::")
     hosts = [*LOCAL_HOSTS, socket.gethostname(), host]
-    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s, stop=stop)
+    app = make_app(view, hosts=hosts, any_address=wildcard, heartbeat_s=heartbeat_s, stop=stop, metrics=metrics)
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -8,8 +8,10 @@ Used from the page's event loop only, so it needs no lock.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -18,7 +20,7 @@ from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivab
 from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
-from wire.messages.gateway import OperatorCommand
+from wire.messages.gateway import LAST_SEQUENCE, OperatorCommand
 from wire.stop_state import new_stop_id
 from wire.types import EPISODE_COMMANDS, Lease, OperatorCommandKind, RobotSpec
 
@@ -56,7 +58,7 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """'' with `heartbeat` alone"""
     action: tuple[float, ...] = ()
     """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
-    sequence: int = 0
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQUENCE)] = 0
     """grows with every message for a robot; a command that comes twice moves nothing"""
     captured_ms: float = 0.0
     """with `command` and `start`: when the person did it, by the gateway's clock as the page has measured it, never
@@ -92,6 +94,8 @@ class OperatorSessions:
         self._holder: dict[str, int] = {}
         self._dropped: set[str] = set()
         self._next = 1
+        self.refused: Counter[str] = Counter()
+        """what pages sent in vain, by reason"""
 
     def now_ns(self) -> int:
         """By the gateway's clock, which pages stamp commands with."""
@@ -143,6 +147,16 @@ class OperatorSessions:
         Raises `ProtocolError` for what is no message and `RejectedError` for what must not be done; nothing happened
         then.
         """
+        try:
+            return self._handle(operator, data)
+        except ProtocolError as error:
+            self.refused[error.reason] += 1
+            raise
+        except RejectedError:
+            self.refused["rejected"] += 1
+            raise
+
+    def _handle(self, operator: int, data: str | bytes) -> str:
         if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(data)} bytes is above the cap of {MAX_MESSAGE_BYTES}.")
         self._last_message_ns[operator] = self._clock.now_ns()

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
@@ -26,6 +28,9 @@ MAX_EVENTS = 100
 MAX_COMMANDS = 512
 _NOBODY: Mapping[str, StopState] = {}
 _SAMPLES = 512
+_LONGEST = 2000
+"""characters of an event"""
+_MOST_LABELS = 32
 
 _MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
     ("", Mode.human): ("intervention", "a person took over"),
@@ -33,6 +38,21 @@ _MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
     ("", Mode.estop): ("estop", "emergency stop"),
     (Mode.estop, ""): ("estop", "emergency stop released"),
 }
+
+
+class FleetObservation(msgspec.Struct, frozen=True):
+    """The fleet at one moment, for programs."""
+
+    robots: dict[str, tuple[float, EdgeStatus | None, RobotState | None]]
+    """by name: seconds since it was heard, its status, and how the scheduler sees it"""
+    trainer: tuple[float, TrainerStatus] | None
+    """seconds since it was heard, and its status"""
+    version: PolicyVersion | None
+    """the newest"""
+    steps_stored: int
+    jobs: tuple[JobState, ...]
+    success: dict[str, float]
+    """by task: of the newest version on the curve"""
 
 
 class FleetView:
@@ -147,6 +167,9 @@ class FleetView:
         point = {"version": evaluation.number, "mean": statistics.fmean(success.values()), "tasks": success}
         with self._lock:
             if evaluation.label != "cadence":
+                self._measured.pop(evaluation.label, None)
+                if len(self._measured) >= _MOST_LABELS:
+                    del self._measured[next(iter(self._measured))]
                 self._measured[evaluation.label] = point | {"episodes": evaluation.episodes}
                 self._add_event("evaluation", f"{evaluation.label}: version {evaluation.number} at {point['mean']:.0%}")
                 return
@@ -276,6 +299,19 @@ class FleetView:
             fresh = [(*key, jpeg) for key, (serial, jpeg) in self._previews.items() if serial > after]
             return self._preview_serial, fresh
 
+    def observe(self) -> FleetObservation:
+        """What is known now, as it was reported."""
+        with self._lock:
+            now_ns = self._clock.now_ns()
+            return FleetObservation(
+                {name: ((now_ns - one.seen_ns) / 1e9, one.status, one.state) for name, one in self._robots.items()},
+                self._trainer and ((now_ns - self._trainer[1]) / 1e9, self._trainer[0]),
+                self._version,
+                self._steps_stored,
+                self._jobs,
+                self._curve[-1]["tasks"] if self._curve else {},
+            )
+
     def snapshot(self) -> dict[str, Any]:
         """All that the page shows but the pictures, ready for JSON: no NaN, no infinities."""
         with self._lock:
@@ -315,7 +351,7 @@ class FleetView:
             last = next((event for event in reversed(self._events) if event["kind"] == kind), None)
             if last is not None:
                 self._events.remove(last)
-        self._events.append({"t_s": t_s, "kind": kind, "robot": robot, "text": text})
+        self._events.append({"t_s": t_s, "kind": kind[:64], "robot": robot[:64], "text": text[:_LONGEST]})
         self._events_revision += 1
 
     def _mark_lost(self, now_ns: int) -> None:

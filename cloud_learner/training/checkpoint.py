@@ -7,6 +7,7 @@ before it is taken.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import re
@@ -19,13 +20,16 @@ from safetensors import SafetensorError
 
 from cloud_learner.buffer.files import remove_leftovers, remove_quietly, write_durably
 from cloud_learner.training.learner import LearnerState
-from wire.errors import CorruptDataError, StorageError, storage_error
+from wire.errors import CorruptDataError, StorageError, WeightsError, storage_error
+from wire.untrusted import read_safetensors_header, require_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 _WRITING = "writing a checkpoint"
 _KEPT = 2
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+"""beside its tensors a trainer keeps what it had drawn and not yet learned from"""
 _NAME = re.compile(r"\d+-[0-9a-f]{64}\.safetensors")
 
 
@@ -78,10 +82,11 @@ def load_newest(directory: Path) -> Checkpoint | None:
 
 def _read(path: Path) -> Checkpoint:
     try:
+        require_file(path, root=path.parent, wrong=CorruptDataError)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != path.stem.partition("-")[2]:
             raise CorruptDataError(f"checkpoint {path} ({len(data)} bytes) does not match the sha256 in its name.")
-        texts = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        texts = read_safetensors_header(io.BytesIO(data), len(data), path, _MAX_HEADER_BYTES).metadata
         if texts["format"] != str(FORMAT):
             raise StorageError(
                 f"checkpoint {path} has format {texts['format']}, this program reads {FORMAT}; use the vla-fleet that "
@@ -91,7 +96,7 @@ def _read(path: Path) -> Checkpoint:
         return Checkpoint(state, json.loads(texts["meta"]))
     except OSError as error:
         raise storage_error(error, "reading a checkpoint", path) from error
-    except (ValueError, SafetensorError, KeyError) as error:
+    except (ValueError, RecursionError, SafetensorError, KeyError, WeightsError) as error:
         raise CorruptDataError(f"checkpoint {path} cannot be read: {error}.") from error
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.loading.config import DatasetStats
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.training import checkpoint
 from cloud_learner.training.learner import Learner
@@ -80,6 +81,30 @@ class TrainerConfig:
     """the first weights are published as they are; neither `set_normalization` nor `pretrain_steps` is for them"""
 
 
+@dataclass(slots=True)
+class TrainerCounts:
+    """What a trainer did since it began, and how it is."""
+
+    status: TrainerStatus | None = None
+    """the newest one"""
+    dataset: DatasetStats | None = None
+    """as it was then"""
+    draws: int = 0
+    """steps that were drawn for batches"""
+    batch_wait_s: float = 0.0
+    """waited for batches"""
+    gradient_step_s: float = 0.0
+    """spent on gradient steps"""
+    published: int = 0
+    """versions"""
+    publish_s: float = 0.0
+    """from the numbering of those until the gateway had them"""
+    saved_ns: int = 0
+    """when the newest checkpoint was written, 0 for none of this process"""
+    version: int = 0
+    """the newest one that it published, also before it was started again"""
+
+
 class Trainer:
     """`step` does at most one gradient step."""
 
@@ -100,6 +125,8 @@ class Trainer:
         Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
         self.learner = learner
+        self.counts = TrainerCounts()
+        """for whoever watches; written by whoever calls `step`"""
         self.phase = TrainerPhase.online if config.pretrained else TrainerPhase.waiting
         self.session = GatewaySession(gateway, Hello(name, Role.trainer, clock_name(), 0), clock)
         """a refused version counts as a refusal until the next heartbeat is answered"""
@@ -169,6 +196,7 @@ class Trainer:
             "trained": sorted(self._trained_on),
         }
         checkpoint.save(self._checkpoints, self.learner.state(), meta)
+        self.counts.saved_ns = self._clock.now_ns()
 
     def close(self) -> None:
         """Give the buffer back."""
@@ -209,6 +237,8 @@ class Trainer:
                     if self._upload is not None and number == self._upload.version.number:
                         self._ancestors_trained_on |= self._upload.trained
                         self._trained_on -= self._upload.trained
+                        self.counts.published += 1
+                        self.counts.publish_s += (self._clock.now_ns() - self._upload.version.created_ns) / 1e9
                         self._version, self._upload = number, None
                 case Nack(reason=reason):
                     log.error("version not taken, it is submitted again: %s", reason)
@@ -281,11 +311,16 @@ class Trainer:
         started_ns = self._clock.now_ns()
         with self._loading:
             batch = self._source.next()
+            loaded_ns = self._clock.now_ns()
             loss = self.learner.step(batch)
         if self._loading.failing:
             return False
         self._losses.append(loss)
-        self._step_times_ns.append(self._clock.now_ns() - started_ns)
+        ended_ns = self._clock.now_ns()
+        self._step_times_ns.append(ended_ns - started_ns)
+        self.counts.draws += self._source.config.batch * self._source.config.ticks_per_frame
+        self.counts.batch_wait_s += (loaded_ns - started_ns) / 1e9
+        self.counts.gradient_step_s += (ended_ns - loaded_ns) / 1e9
         if self.learner.config.adaptive_share:
             # Sampling follows how well each task's online and offline parts are learned.
             losses = getattr(self.learner.policy, "image_losses", None)
@@ -345,14 +380,15 @@ class Trainer:
             return
         self._next_status_ns = now_ns + _STATUS_NS
         mean_s = float(np.mean(self._step_times_ns)) / 1e9 if self._step_times_ns else 0.0
-        self._gateway.send(
-            TrainerStatus(
-                gradient_steps=self.learner.gradient_steps,
-                loss=float(np.mean(self._losses)) if self._losses else 0.0,
-                steps_per_s=1.0 / mean_s if mean_s else 0.0,
-                imitated_steps=self._source.eligible_steps,
-                cached_segments=self._source.stats.segments,
-                phase=TrainerPhase.finished if self._finished else self.phase,
-                echo=self._source.echo,
-            )
+        stats = self._source.stats
+        status = TrainerStatus(
+            gradient_steps=self.learner.gradient_steps,
+            loss=float(np.mean(self._losses)) if self._losses else 0.0,
+            steps_per_s=1.0 / mean_s if mean_s else 0.0,
+            imitated_steps=self._source.eligible_steps,
+            cached_segments=stats.segments,
+            phase=TrainerPhase.finished if self._finished else self.phase,
+            echo=self._source.echo,
         )
+        self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
+        self._gateway.send(status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,10 @@ import typer
 from fleet.cli import buffer, doctor, exchange, fleet, keys, policy, stop, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
+from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import RobotConfig, RobotKind, unset
 from fleet.launch import builders, factories, robot_builders
+from robot_edge.runtime.log_format import report_end
 from wire.errors import FleetError
 
 app = typer.Typer(
@@ -87,6 +88,30 @@ def plot(
 
 
 @app.command()
+def trace(
+    robot: Annotated[str, typer.Argument(help="Name of the robot.")],
+    data: buffer.Data = buffer.DATA,
+    episode: Annotated[str, typer.Option(help="Of this episode; default: the newest that came all the way.")] = "",
+    tick: Annotated[int | None, typer.Option(min=0, help="This step of it; default: the first with an action.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write an OpenTelemetry trace (OTLP/JSON).")
+    ] = None,
+) -> None:
+    """Follow one step of a robot: seen, decided, recorded, stored, learned from, published, acted by."""
+    from rich.console import Console
+
+    from cloud_learner.buffer.step_path import follow_step
+    from fleet.tools.trace import path_table, write_otlp
+
+    with DataDirectory(data).open_buffer() as (ledger, store):
+        path = follow_step(ledger, store, robot, episode, tick)
+    Console().print(path_table(path))
+    if file is not None:
+        write_otlp(path, file)
+        typer.echo(f"{file} written.")
+
+
+@app.command()
 def replay(
     flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
     first: Annotated[int | None, typer.Option("--from", help="First control tick.")] = None,
@@ -121,8 +146,7 @@ def main() -> None:
     try:
         app()
     except FleetError as error:
-        sys.stderr.write(f"vla-fleet: {error}\n")
-        sys.stderr.flush()
+        report_end("vla-fleet", str(error))
         # Background threads of libraries must not keep a process alive that has said why it ends.
         os._exit(1)
 

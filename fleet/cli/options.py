@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -15,7 +12,8 @@ import msgspec
 import typer
 
 from fleet.config.overrides import Overrides
-from fleet.config.process_options import default, taken
+from fleet.config.process_options import EdgeOptions, default, taken
+from robot_edge.runtime.log_format import configure_logging
 
 Options = TypeVar("Options")
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
@@ -33,11 +31,8 @@ def command(
     def add(work: Callable[[Options], int | None]) -> Callable[[Options], int | None]:
         def parsed(**given: Any) -> None:
             if log:
-                logging.basicConfig(
-                    level=os.environ.get("VLA_FLEET_LOG", "INFO"),
-                    format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-                    stream=sys.stderr,
-                )
+                robot = given["name"] if issubclass(kind, EdgeOptions) else ""
+                configure_logging(given.get("part") or name or work.__name__, robot)
             if status := work(_made(kind, given)):
                 raise typer.Exit(status)
 

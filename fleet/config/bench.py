@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 
 from wire.errors import ConfigError, suggest
+from wire.untrusted import MAX_CONFIG_BYTES, read_file
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Joints = dict[str, Positive]
@@ -111,10 +112,10 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_table(path: Path, kind: type[Table]) -> Table:
     """The TOML file at `path` as a `kind`. Raises `ConfigError` that names the file and the key, and the nearest."""
     try:
-        given = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}. Give a TOML file.") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        given = tomllib.loads(read_file(path, MAX_CONFIG_BYTES).decode())
+    except ConfigError as error:
+        raise ConfigError(f"--config {error} Give a TOML file.") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"--config {path} is no TOML: {error}.") from error
     for name, known in _unknown_keys(given, kind, ""):
         raise ConfigError(

@@ -23,7 +23,7 @@ from robot_edge.control.config import EpisodeRules
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
-_RESETTERS = ("person", "robot")
+_WHO = ("person", "robot")
 
 
 def unset(help: str, *names: str, **kept: Any) -> Any:
@@ -56,7 +56,11 @@ PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a fil
 
 ResetBy = Annotated[
     str,
-    unset("Who resets the scene and says how episodes ended: person or robot; default: a person for a real one."),
+    unset("Who resets the scene: person or robot; default: a person for a real one."),
+]
+JudgedBy = Annotated[
+    str,
+    unset("Who says how episodes ended: person or robot; default: a person for a real one, or where a person resets."),
 ]
 ResetTime = Annotated[
     float, unset("Seconds for the scene, then the next episode begins; 0: as the recipe says, usually when told to.")
@@ -76,6 +80,7 @@ class Overrides:
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
     reset_by: ResetBy = ""
+    judged_by: JudgedBy = ""
     reset_time_s: ResetTime = 0.0
     episode_time_s: EpisodeTime = 0.0
 
@@ -86,8 +91,9 @@ class Overrides:
             parse_delay(self.delay)
         if self.speed_up < 0:
             raise ConfigError(f"speed-up {self.speed_up}: execute every q-th action with q of 1 or more.")
-        if self.reset_by not in ("", *_RESETTERS):
-            raise ConfigError(f"--reset-by {self.reset_by}: there are {' and '.join(_RESETTERS)}.")
+        for option, who in (("--reset-by", self.reset_by), ("--judged-by", self.judged_by)):
+            if who not in ("", *_WHO):
+                raise ConfigError(f"{option} {who}: there are {' and '.join(_WHO)}.")
         self.rules(EpisodeRules())
         if self.policy_config and not self.policy:
             raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
@@ -115,6 +121,7 @@ class Overrides:
         return replace(
             usual,
             reset_by_person=self.reset_by == "person" if self.reset_by else usual.reset_by_person,
+            judged_by_person=self.judged_by == "person" if self.judged_by else usual.judged_by_person,
             reset_s=self.reset_time_s or usual.reset_s,
             max_s=self.episode_time_s or usual.max_s,
         )

@@ -26,7 +26,7 @@ THINK_PORT = 5761
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
-EPISODES = ("reset_by", "reset_time_s", "episode_time_s")
+EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
 """what is told even where it is the default: people and tools find processes by it"""
@@ -53,6 +53,10 @@ Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corr
 Core = Annotated[int | None, typer.Option(min=0, show_default=False, help="Only core of this process of the robot.")]
 Site = Annotated[str, unset("Where the robot stands, for jobs that ask for it.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")]
+MetricsPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port for Prometheus, which asks for /metrics; 0: none.")
+]
+MetricsHost = Annotated[str, typer.Option(help="Address that port is opened on.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +186,8 @@ class TrainerOptions(ClientOptions):
     seed: Seed = 0
     max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
+    metrics_port: MetricsPort = 0
+    metrics_host: MetricsHost = "127.0.0.1"
     overrides: Annotated[Overrides, POLICY] = NOTHING
 
 
@@ -265,6 +271,8 @@ class EdgeOptions(ClientOptions):
     ] = 1.0
     cpu_control: Core = None
     cpu_driver: Core = None
+    metrics_port: MetricsPort = 0
+    metrics_host: MetricsHost = "127.0.0.1"
     overrides: Annotated[Overrides, (*SIMULATED, "robot", "robot_config", *EPISODES)] = NOTHING
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 from hal.safety.limits import SafetyLimits
 from policies.interface.registry import read_object
 from wire.errors import ConfigError, suggest
+from wire.untrusted import MAX_CONFIG_BYTES, read_file
 
 SAFETY = "safety"
 """the key that is the limits'; every other one is the driver's"""
@@ -59,13 +60,13 @@ def read_json(text: str, option: str = "--robot-config") -> dict[str, Any]:
     if not text.lstrip().startswith(("{", "[", '"')):
         named = f" {text}:"
         try:
-            content = Path(text).read_text()
+            content = read_file(Path(text), MAX_CONFIG_BYTES).decode()
             if text.endswith(".toml"):
                 # once more through JSON, which knows neither dates nor infinity
                 content = json.dumps(tomllib.loads(content), default=str, allow_nan=False)
-        except OSError as error:
-            raise ConfigError(f"{option}{named} {error.strerror}. Give JSON, or a file of JSON or TOML.") from error
-        except ValueError as error:
+        except ConfigError as error:
+            raise ConfigError(f"{option} {error} Give JSON, or a file of JSON or TOML.") from error
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{option}{named} {error}. Give JSON, or a file of JSON or TOML.") from error
         text = content
     return read_object(text, f"{option}{named}".rstrip(":"))

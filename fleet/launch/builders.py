@@ -53,7 +53,7 @@ def run_gateway(options: GatewayOptions) -> None:
     )
     stops = StopServer(heard, MonotonicClock(), int(heard.endpoint.rpartition(":")[2]))
     gateway, view, ledger, maintenance = factories.make_gateway(recipe, data, channel, stops=stops)
-    page = serve(view, options.web_host, options.web_port, stop=stops.give)
+    page = serve(view, options.web_host, options.web_port, stop=stops.give, metrics=gateway.metrics.text)
     stops.start()
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
@@ -89,6 +89,11 @@ def run_trainer(options: TrainerOptions) -> None:
         )
         if trainer is None:
             return
+        if options.metrics_port:
+            from cloud_learner.training.metrics import TrainerMetrics
+            from wire.metrics import MetricsServer
+
+            MetricsServer(options.metrics_host, options.metrics_port, TrainerMetrics(trainer, MonotonicClock()))
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)

@@ -139,7 +139,8 @@ def make_gateway(
     from cloud_learner.operator.view import FleetView
 
     ledger, store = data.buffer.open_writer()
-    ingest = Ingest(ledger, store)
+    clock = clock or MonotonicClock()
+    ingest = Ingest(ledger, store, clock)
     ingest.open()
     history = _history(ledger)
     age_s = history[-1][1] if history else 0.0
@@ -151,7 +152,6 @@ def make_gateway(
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger)
-    clock = clock or MonotonicClock()
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 

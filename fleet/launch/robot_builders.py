@@ -46,7 +46,7 @@ from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
 from robot_edge.uplink.server import Uplink
 from robot_edge.uplink.stop_link import OperatorInbox, StopLink
 from robot_edge.uplink.stop_orders import StopOrders
-from wire.clock import MonotonicClock
+from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.identity.enrolment import join_fleet
 from wire.identity.join_tokens import read_token
@@ -85,12 +85,18 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     check_devices(watched_devices(recipe.stop_devices + options.stop_devices))
     require_cores(cpu_control=options.cpu_control, cpu_driver=options.cpu_driver)
     # Control sees the driver's process and not the driver, so it is told.
-    by_person = recipe.loop.episodes.settled(is_real(robot)).reset_by_person
-    options = replace(options, overrides=replace(options.overrides, reset_by="person" if by_person else "robot"))
+    rules = recipe.loop.episodes.settled(is_real(robot))
+    told = {"reset_by": rules.reset_by_person, "judged_by": rules.judged_by_person}
+    told_by = {name: "person" if by_person else "robot" for name, by_person in told.items()}
+    options = replace(options, overrides=replace(options.overrides, **told_by))
     load_pair(options.key_directory, options.name)
     load_public(options.key_directory, GATEWAY)
     if options.think:
         load_public(options.key_directory, THINKER)
+    if options.metrics_port:
+        from wire.metrics import MetricsServer
+
+        MetricsServer(options.metrics_host, options.metrics_port).close()
     parts = PARTS if recipe.think_apart and not options.think else [part for part in PARTS if part != "thinker"]
     arguments = options.arguments()
     commands = {part: [sys.executable, "-m", "fleet.cli", "edge-part", part, *arguments] for part in parts}
@@ -255,4 +261,17 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
         uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops)
         uplink.operator, uplink.keys = inbox, keys
+        if options.metrics_port:
+            _show_metrics(uplink, clock, options)
         run_uplink(uplink, channel, inference, inbox.socket, keys)
+
+
+def _show_metrics(uplink: Uplink, clock: Clock, options: EdgePartOptions) -> None:
+    from robot_edge.uplink.metrics import UplinkMetrics
+    from wire.metrics import MetricsServer
+
+    try:
+        MetricsServer(options.metrics_host, options.metrics_port, UplinkMetrics(uplink, clock))
+    except ConfigError as error:
+        # Somebody took the port since the edge began: what the robot records is worth more than figures about it.
+        log.error("robot '%s': %s", options.name, error)

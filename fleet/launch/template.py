@@ -36,6 +36,7 @@ from robot_edge.runtime.forking import (
 )
 from robot_edge.runtime.lifecycle import PARENT
 from robot_edge.runtime.log_files import rotate_log
+from robot_edge.runtime.log_format import configure_logging
 from wire.errors import storage_errors
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ class _Server:
 
 def main() -> None:
     """`python -m fleet.launch.template DESCRIPTOR MODULE ... ROOM`: serve the socket until its other end closes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging("template")
     descriptor, *modules, _ = sys.argv[1:]
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, TRIGGER, WRENCH
 from hal.registry import OPERATORS, known, make_robot, read_config
 from robot_edge.ros2.parameters import EdgeParameters, usage
 from robot_edge.ros2.topics import Endpoint
+from robot_edge.runtime.log_format import configure_logging, report_end
 from wire.errors import ConfigError, FleetError, storage_errors
 
 ROS2 = "ros2"
@@ -75,6 +75,8 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         speed_limit=parameters.speed_limit,
         cpu_control=parameters.cpu_control if parameters.cpu_control >= 0 else None,
         cpu_driver=parameters.cpu_driver if parameters.cpu_driver >= 0 else None,
+        metrics_port=parameters.metrics_port,
+        metrics_host=parameters.metrics_host,
         overrides=overrides,
     )
     return NodeSetup(edge_processes(options), wanted)
@@ -168,12 +170,8 @@ def sim_robot_arguments(arguments: list[str]) -> list[str]:
 
 def _main(program: str, work: Callable[[], int]) -> None:
     """Errors that are ours become one line and exit status 1."""
-    logging.basicConfig(
-        level=os.environ.get("VLA_FLEET_LOG", "INFO"),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        configure_logging(program)
         status = work()
     except ModuleNotFoundError as error:
         if not (error.name or "").split(".")[0].endswith(_ROS_MODULES):
@@ -183,5 +181,6 @@ def _main(program: str, work: Callable[[], int]) -> None:
             "file of a ROS 2 whose Python is this one."
         )
     except FleetError as error:
-        sys.exit(f"{program}: {error}")
+        report_end(program, str(error))
+        status = 1
     sys.exit(status)

@@ -50,6 +50,7 @@ FIRST_WORD_S = 10.0
 PRIORITY = 80
 """of an operator (hal.resource.lease.Priority): only an emergency stop outranks it"""
 _ASK_S = 1.0
+_STOP_AGAIN_NS = 500_000_000
 _STATUS_S = 1.0
 """a status older than this says nothing of where the robot is"""
 
@@ -74,8 +75,7 @@ class Teleop:
         the key, by default the one that its name says. Raises `ConfigError` for a key or rate that cannot be."""
         if (role := role or default_role(name)) != ROLE:
             raise ConfigError(
-                f"'{name}' cannot teleoperate: its key was made for role {role}. Make one on the gateway's machine: "
-                f"`vla-fleet keys {ROLE}-{name}`."
+                f"'{name}' cannot teleoperate: its key is for role {role}. `vla-fleet keys {ROLE}-{name}` makes one."
             )
         if not 5 <= hz <= 200:
             raise ConfigError(
@@ -112,8 +112,8 @@ class Teleop:
         self._sequence = 0
         """of what was sent, over all leases"""
         self._gateway_clock = GatewayClock()
-        self._stop_due = ""
-        """id of a stop that has not left this computer yet"""
+        self._stop_due, self._next_stop_ns = "", 0
+        """id of a stop that the gateway has not answered yet, and when it is said again"""
         self._stopping = False
 
     # --- one period ----------------------------------------------------------------------------------------------
@@ -133,6 +133,7 @@ class Teleop:
                 pass
         self._watch_connection()
         self._keep_connection()
+        self._keep_stopping()
         if self._spec is None:
             return True
         return self._follow_device(self._device.read(self._pose(), self.driving))
@@ -201,6 +202,8 @@ class Teleop:
             self.link_s = (now_ns - sent_ns) / 1e9
         if what == "list":
             self._learn_spec(answer)
+        elif what == "stop":
+            self._on_stop_heard()
         elif what == "acquire" and answer.lease is not None:
             self.lease, self._had_it = answer.lease, True
             self._report(f"{self.robot} is yours.")
@@ -291,20 +294,13 @@ class Teleop:
     def _follow_device(self, command: TeleopCommand) -> bool:
         if command.estop and not self._stopping:
             # A button that is held is one stop.
-            self._stop_due = self._stop_due or new_stop_id(self._name)
-        self._stopping = command.estop
-        if self._stop_due and self._send_command("estop", stop=self._stop_due):
-            # The stop holds the robot now, above our own lease; it is not handed back, or it would go on by itself
-            # when the stop is released.
-            stop, self._stop_due, self._given_up, self.lease = self._stop_due, "", True, None
+            self._stop_due, self._next_stop_ns = self._stop_due or new_stop_id(self._name), 0
+            # The stop holds the robot, above our own lease; it is not handed back, or it would go on by itself when
+            # the stop is released.
+            self._given_up, self.lease = True, None
             self.driving, self._commanded = False, None
-            self._report(
-                f"{self.robot} was told to stop ({stop}). Once all is clear, release this stop and then start the "
-                f"robot: at the page, or on the robot's computer by `vla-fleet stop {self.robot} --release {stop}` and "
-                f"`vla-fleet stop {self.robot} --start`."
-            )
-        elif command.estop:
-            self._report(f"The stop did not leave this computer: no link. Use the stop on {self.robot}.")
+            self._keep_stopping()
+        self._stopping = command.estop
         for kind in command.episode:
             self._say(kind)
         if command.quit:
@@ -326,8 +322,30 @@ class Teleop:
             self.driving = self._taken = True
             self._commanded = None
             self._report(f"You drive {self.robot}.")
-        self._command(command.action)
+        self._command(command.action, command.time_ns)
         return True
+
+    def _keep_stopping(self) -> None:
+        """Say a stop until the gateway has answered what was asked right behind it."""
+        now_ns = self._clock.now_ns()
+        if not self._stop_due or now_ns < self._next_stop_ns:
+            return
+        waits = self._next_stop_ns > 0
+        sent = self._send_command("estop", stop=self._stop_due)
+        self._next_stop_ns = now_ns + (_STOP_AGAIN_NS if sent else 1)
+        if not sent or waits:
+            self._report(f"The gateway has not heard the stop yet: no link. Use the stop on {self.robot}.")
+        if sent:
+            self._channel.send(ListFleet(self._next_call("stop")))
+
+    def _on_stop_heard(self) -> None:
+        stop, self._stop_due = self._stop_due, ""
+        if stop:
+            self._report(
+                f"{self.robot} was told to stop ({stop}). Once all is clear, release this stop and then start the "
+                f"robot: at the page, or on the robot's computer by `vla-fleet stop {self.robot} --release {stop}` and "
+                f"`vla-fleet stop {self.robot} --start`."
+            )
 
     def _say(self, kind: OperatorCommandKind) -> None:
         """Pass on what the person says of the episode or its scene."""
@@ -336,7 +354,7 @@ class Teleop:
         else:
             self._report(f"{self.robot}: {kind.replace('_', ' ')}.")
 
-    def _command(self, action: np.ndarray | None) -> None:
+    def _command(self, action: np.ndarray | None, time_ns: int = 0) -> None:
         assert self._spec is not None
         if action is None:
             # A released key: the robot holds now and not when the command has become old.
@@ -347,12 +365,12 @@ class Teleop:
             action = neutral_action(self._spec, self._pose(), action)
         # A float32 may lie a hair outside a limit that is given in double precision.
         numbers = tuple(min(max(float(a), d.low), d.high) for a, d in zip(action, self._spec.action, strict=True))
-        if self._send_command("command", numbers):
+        if self._send_command("command", numbers, time_ns=time_ns):
             self._commanded = action
 
-    def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "") -> bool:
+    def _send_command(self, kind: str, action: tuple[float, ...] = (), stop: str = "", time_ns: int = 0) -> bool:
         self._sequence += 1
-        made_ns = self._gateway_clock.theirs(self._clock.now_ns())
+        made_ns = self._gateway_clock.theirs(time_ns or self._clock.now_ns())
         lease = self.lease.number if self.lease is not None else 0
         command = OperatorCommand(self.robot, kind, action, self._sequence, self._name, stop, made_ns, lease)
         apart = kind == "estop" and self._stops is not None and self._stops.send(command)

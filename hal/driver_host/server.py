@@ -4,8 +4,8 @@
                                    ◄─ replies; frames in a ring ─────
 
 A command must come in every control period. When none came for some periods, or control is gone, the host commands hold
-itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. When
-the host is asked to end it brings the robot to hold first and closes the driver.
+itself, in every period, and goes on until a control process commands the robot again, the old one or a new one. Before
+it closes the driver, because control says so or it is asked to end, it brings the robot to hold.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """how long a host that is asked to end leaves a control process that is still there the time to end by itself"""
 
-_SLOW = ("connect", "reset", "close")
+_SLOW = ("connect", "reset")
 _STEP_S = 0.1
-_STOP_S = 2.0
-"""how long coming to hold may take at the end"""
 
 _decode = msgspec.msgpack.Decoder(DriverRequest).decode
 
@@ -106,7 +104,9 @@ class DriverServer:
         self._devices = DeviceWatch(beside.devices, self.robot, self._stops.save_soon, beside.on_command)
 
     def _wake_up(self) -> None:
-        self._wake.send(b"!")
+        # One that is full wakes as well, and whoever stops must not wait for a driver.
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b"!", socket.MSG_DONTWAIT)
 
     def _renew_deadline(self) -> None:
         self._deadline.renew(self.robot.coasting)
@@ -153,16 +153,8 @@ class DriverServer:
 
     def close(self) -> None:
         """Bring the robot to hold, close its driver, give the socket back. May be called twice."""
-        deadline_s = time.monotonic() + _STOP_S
-        while self._watched.commanded and time.monotonic() < deadline_s:
-            self._watched.hold(self._silence)
-            if self.robot.still or self._watched.fault:
-                break
-            time.sleep(self.robot.spec.period_ns / 1e9)
-        self._watched.end_scene()
         try:
-            with self._deadline.slow():
-                self.robot.close()
+            self._close_robot(self._silence)
         finally:
             self._disconnect()
             if self._listener.fileno() >= 0:
@@ -304,16 +296,18 @@ class DriverServer:
                     rest = np.asarray(pose.action, np.float32).tobytes(), pose.speed, pose.tolerance
                     return Reply(number, rest=rest)
             case "close":
-                self._end_scene()
-                self.robot.close()
+                self._seen = None
+                self._close_robot("it is to be closed")
             case _:
                 raise RobotError(f"{self._what}: its host does not understand '{request.call}'; install one version.")
         return Reply(number)
 
-    def _end_scene(self) -> None:
-        """The scene ends here; what comes next starts from rest."""
+    def _close_robot(self, why: str) -> None:
+        """What moves comes to hold first, watched as always; what comes next starts from rest."""
+        self._watched.come_to_hold(why)
         self._watched.end_scene()
-        self._seen = None
+        with self._deadline.slow():
+            self.robot.close()
 
     def _propose(self, number: int) -> Reply:
         if self._operator is None:

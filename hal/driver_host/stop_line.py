@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import secrets
 import socket
-import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -30,6 +28,9 @@ log = logging.getLogger(__name__)
 
 _BYTES = 1 << 16
 _POLL_S = 0.5
+_FAILED_S = 0.1
+_NAME_CHARS = 200
+"""of who stops it and of the stop's id, as they are kept: all of them have to fit into one answer"""
 ANSWER_S = 0.1
 """how long a host that is there takes to answer, with much to spare"""
 
@@ -63,21 +64,21 @@ def send_order(path: Path, order: StopOrder, timeout_s: float) -> StopState:
     a release still counts when the host gets to it.
     """
     order = msgspec.structs.replace(order, expires_ns=time.monotonic_ns() + round(1e9 * timeout_s))
-    own = Path(tempfile.gettempdir()) / f"vla-fleet-{os.getpid()}-{secrets.token_hex(4)}"
     address = stop_address(path)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
-            line.bind(socket_address(own))
+            # Connected, so that nobody else answers it; then an address of the system's choice, which is no file: a
+            # full disk has no room for one.
+            line.connect(socket_address(address))
+            line.bind("")
             line.settimeout(timeout_s)
-            line.sendto(_encode(order), socket_address(address))
+            line.send(_encode(order))
             answer = _decode_answer(line.recv(_BYTES))
     except OSError as error:
         raise RobotError(
             f"no host of a robot answers at {address} ({error.strerror or error}). Is the robot's edge running on this "
             "computer? If the robot moves nevertheless, cut its power."
         ) from error
-    finally:
-        own.unlink(missing_ok=True)
     if isinstance(answer, str):
         raise RejectedError(answer)
     return answer
@@ -101,6 +102,8 @@ class StopListener:
             raise storage_error(error, "listening for stops", self._path) from error
         self._socket.settimeout(_POLL_S)
         self._closing = False
+        self.refused: Counter[str] = Counter()
+        """what was no order, or was not followed, by reason"""
         self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stops", daemon=True)
         self._thread.start()
@@ -122,26 +125,38 @@ class StopListener:
     def _run(self) -> None:
         while not self._closing:
             try:
-                data, sender = self._socket.recvfrom(_BYTES)
+                self._receive()
             except TimeoutError:
                 continue
-            try:
-                order = _decode(data)
-            except msgspec.MsgspecError as error:
-                log.error("what came in at %s is no order to stop: %s", self._path, error)
-                continue
-            answer: StopState | str
-            try:
-                answer = self._follow(order)
-            except FleetError as error:
-                log.warning("%s", error)
-                answer = str(error)
-            if sender:
-                with contextlib.suppress(OSError):
-                    self._socket.sendto(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT, sender)
-            self._changed.set()
+            except Exception:
+                # Whatever it is: the next stop must be heard.
+                log.exception("the way of stops at %s failed; it goes on.", self._path)
+                self.refused["failed"] += 1
+                time.sleep(_FAILED_S)
+
+    def _receive(self) -> None:
+        data, sender = self._socket.recvfrom(_BYTES)
+        try:
+            order = _decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.error("what came in at %s is no order to stop: %s", self._path, error)
+            self.refused["malformed"] += 1
+            return
+        answer: StopState | str
+        try:
+            answer = self._follow(order)
+        except FleetError as error:
+            log.warning("%s", error)
+            self.refused["rejected"] += 1
+            answer = str(error)
+        if sender:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(msgspec.msgpack.encode(answer), socket.MSG_DONTWAIT, sender)
+        self._changed.set()
 
     def _follow(self, order: StopOrder) -> StopState:
+        # A stop counts whatever it is called.
+        order = msgspec.structs.replace(order, stop=order.stop[:_NAME_CHARS], who=order.who[:_NAME_CHARS])
         match order.kind:
             case "stop":
                 log.warning("stopped by %s.", order.who)

@@ -15,6 +15,9 @@ from wire.clock import Clock, MonotonicClock
 
 log = logging.getLogger(__name__)
 
+_COME_TO_HOLD_NS = 2_000_000_000
+"""at most, before its driver is closed"""
+
 
 class WatchedRobot:
     """`poll` it as often as `left_s` says. Not for several threads at once."""
@@ -114,3 +117,16 @@ class WatchedRobot:
                 log.error("%s cannot be held: %s", self._what, fault)
             self.fault = fault
         self._watchdog.on_hold(self._clock.now_ns())
+
+    def come_to_hold(self, why: str) -> None:
+        """Hold it until it stands, before it is closed: by its limits, or by a stop that comes meanwhile; no longer
+        than its driver takes commands. `why` no command comes.
+        """
+        if not self.commanded:
+            return
+        deadline_ns = self._clock.now_ns() + _COME_TO_HOLD_NS
+        self.on_stop()
+        self.hold(why)
+        while not (self.robot.still or self.fault) and (now_ns := self._clock.now_ns()) < deadline_ns:
+            self._clock.sleep_until(now_ns + round(1e9 * min(self.robot.spec.period_ns / 1e9, self.left_s())))
+            self.poll(why)

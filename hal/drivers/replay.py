@@ -22,6 +22,7 @@ from wire.episode_file import read_episode, read_header
 from wire.errors import CorruptDataError, RobotError
 from wire.messages.gateway import Segment
 from wire.types import Frame, Observation
+from wire.untrusted import picture_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,13 @@ class ReplayRobot:
         """uint8[h, w, 3], RGB. Raises `CorruptDataError` when it is not in the recording or is no JPEG."""
         cv2 = import_cv2(self._where)
         data = self._jpegs.get((camera, time_ns), b"")
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if data else None
         sizes = {camera.name: (camera.height, camera.width) for camera in self.spec.cameras}
+        # what it claims is allocated before it is decoded
+        fits = picture_size(data) == sizes[camera]
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if fits else None
         if image is None or image.shape[:2] != sizes[camera]:
-            found = "not in it" if not data else "no JPEG" if image is None else f"of {image.shape[0]}x{image.shape[1]}"
+            size = picture_size(data)
+            found = "not in it" if not data else "no JPEG" if fits or size is None else f"of {size[0]}x{size[1]}"
             raise CorruptDataError(
                 f"{self.config.path}: the picture of '{camera}' of time {time_ns} is {found}. Export it again."
             )

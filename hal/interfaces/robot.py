@@ -273,6 +273,16 @@ def stop_motion(robot: Robot) -> bool:
     return stop is not None
 
 
+def stop_velocities(robot: Robot) -> bool:
+    """Tell what is driven by velocity to stand, before there is a scene; False when the robot has no method of this
+    name, which one needs whose `write` takes nothing then. Raises what it raises.
+    """
+    stop = getattr(robot, "stop_velocities", None)
+    if stop is not None:
+        stop()
+    return stop is not None
+
+
 class Teleoperator(Protocol):
     """Somebody or something that can control a robot in the policy's place."""
 

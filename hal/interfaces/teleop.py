@@ -23,6 +23,8 @@ class TeleopCommand(msgspec.Struct, frozen=True, eq=False):
     """the person puts the device away"""
     episode: tuple[OperatorCommandKind, ...] = ()
     """what the person says of the episode and its scene, each once: some of `EPISODE_COMMANDS`"""
+    time_ns: int = 0
+    """when the device said `action`, by this computer's clock, for one that is read by a thread of its own; 0: now"""
 
 
 @runtime_checkable

@@ -14,16 +14,18 @@ from hal.interfaces.robot import (
     Feedback,
     RestPose,
     Robot,
+    is_real,
     is_stoppable,
     request_previews,
     stop_motion,
+    stop_velocities,
     validate_executed,
 )
 from hal.safety.limiter import SafetyLimiter, hold_action
 from hal.safety.limits import SafetyLimits, slowed
 from hal.safety.rest import rest_action, unmeasured
 from hal.safety.stop_latch import StopLatch, check_speed_limit
-from wire.errors import FleetError, RobotMovingError, RobotStoppedError
+from wire.errors import FleetError, RobotError, RobotMovingError, RobotStoppedError
 from wire.stop_state import StopState
 from wire.types import CommandType, Observation
 
@@ -69,16 +71,20 @@ class LimitedRobot:
         return is_stoppable(self.robot)
 
     def connect(self) -> None:
-        """As `Robot.connect`. Raises `RobotStoppedError` for one that is stopped: connecting may put torque on.
+        """As `Robot.connect`. Whoever had it before may have left it moving: it is told to stand.
 
-        Whoever had it before may have left it moving: it is stopped, if the driver has a way of its own to.
+        Raises `RobotStoppedError` for one that is stopped, for connecting may put torque on; but not for one that may
+        be moving by a velocity, which stays stopped. Raises `RobotError` for a real one of those that cannot be told.
         """
-        if not self._connected:
+        if self._connected:
+            self.robot.connect()
+            return
+        if not self._velocities:
             self._require_free("is not connected")
         self.robot.connect()
-        if not self._connected:
-            self._connected = True
-            self.stop_motion()
+        if not self.stop_motion() and self._velocities:
+            self._stop_velocities()
+        self._connected = True
 
     def reset(self, task: str, seed: int) -> RestPose | None:
         """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
@@ -149,6 +155,25 @@ class LimitedRobot:
             return False
         self._halted = self._halted or done
         return done
+
+    def _stop_velocities(self) -> None:
+        """By zero velocities, and all else where it is measured."""
+        try:
+            if stop_velocities(self.robot):
+                return
+            if self._unmeasured:
+                raise RobotError(f"nobody measures {', '.join(self._unmeasured)}")
+            absolute = any(d.meaning is CommandType.absolute for d in self.spec.action)
+            state = self.robot.read().state if absolute else np.zeros(self.spec.state_dim, np.float32)
+            self.robot.write(rest_action(self.spec, state, self._limits))
+        except Exception as error:
+            text = (
+                f"robot '{self.spec.embodiment}' may be moving since before it was connected and could not be told to "
+                f"stand: {error} Look at it. If its driver takes no command before a reset, give it stop_velocities()."
+            )
+            if is_real(self.robot):
+                raise RobotError(text) from error
+            log.info("%s", text)
 
     def end_cause(self, stop: str) -> None:
         """As `StopLatch.end_cause`."""

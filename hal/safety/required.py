@@ -27,6 +27,12 @@ _USUAL_S = 0.1, 200.0
 """within this nobody asks; degrees for radians are a factor of 57, from the middle of it out of it"""
 _STOPPING_S = 20.0
 """from a velocity limit to rest: no robot takes longer"""
+_SPEED_UP_TICKS, _USUAL_TICKS = 0.5, 1.0
+"""control periods from rest to the velocity limit: with less nothing limits the acceleration, and nobody asks"""
+_LESS = 1 - 1e-9
+"""what rounding may make of one"""
+_WIDE = 5.0
+"""times its dimension: a workspace that keeps nothing out and was not meant so"""
 
 
 def require_limits(robot: Robot, limits: SafetyLimits) -> None:
@@ -63,13 +69,19 @@ def _missing(spec: RobotSpec, limits: SafetyLimits) -> list[str]:
             f"nobody measures {', '.join(unknown)}: say in `moves` which state dimension does, or in `rest` what to "
             "command first"
         )
-    return faults + unit_faults(spec, limits, _CROSSING_S)
+    return faults + unit_faults(spec, limits, _CROSSING_S, _SPEED_UP_TICKS)
 
 
-def unit_faults(spec: RobotSpec, limits: SafetyLimits, crossing_s: tuple[float, float] = _USUAL_S) -> list[str]:
+def unit_faults(
+    spec: RobotSpec,
+    limits: SafetyLimits,
+    crossing_s: tuple[float, float] = _USUAL_S,
+    speed_up_ticks: float = _USUAL_TICKS,
+) -> list[str]:
     """Limits that look as if they were given in another unit than their dimension's: an absolute dimension that crosses
-    its range in less or more time than `crossing_s`, another that may be so much faster or slower than its bounds, and
-    one that takes longer than any robot to stop.
+    its range in less or more time than `crossing_s`, another that may be so much faster or slower than its bounds, one
+    that takes longer than any robot to stop or less than `speed_up_ticks` control periods, and a workspace that is far
+    wider than its dimension.
     """
     found = []
     for dimension in spec.action:
@@ -87,12 +99,24 @@ def unit_faults(spec: RobotSpec, limits: SafetyLimits, crossing_s: tuple[float, 
             )
             found.append(f"{said} a second, {how}")
         acceleration = limits.acceleration.get(name)
-        if acceleration is not None and fastest / acceleration > _STOPPING_S:
+        if acceleration is None:
+            continue
+        stopping_s = fastest / acceleration
+        if stopping_s > _STOPPING_S or stopping_s * 1e9 < speed_up_ticks * spec.period_ns * _LESS:
             found.append(
-                f"acceleration limit {acceleration:g} of {name} takes {fastest / acceleration:.3g} s to stop from its "
-                f"velocity limit {fastest:g}"
+                f"acceleration limit {acceleration:g} of {name} takes {stopping_s:.3g} s to stop from its velocity "
+                f"limit {fastest:g}, with {spec.period_ns / 1e9:.3g} s between two commands"
             )
-    return found
+    return found + _wide_workspaces(spec, limits)
+
+
+def _wide_workspaces(spec: RobotSpec, limits: SafetyLimits) -> list[str]:
+    return [
+        f"workspace {low:g} to {high:g} of {d.name}, which is {d.low:g} to {d.high:g} {d.unit}, keeps nothing out"
+        for d in spec.state
+        for low, high in [limits.workspace.get(d.name, (d.low, d.high))]
+        if low <= d.low and d.high <= high and high - low > _WIDE * (d.high - d.low)
+    ]
 
 
 def proposed_limits(spec: RobotSpec, limits: SafetyLimits | None = None) -> SafetyLimits:

@@ -26,6 +26,7 @@ from hal.safety.limiter import limit_action
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
 from wire.types import CommandType, RobotSpec
+from wire.untrusted import MAX_JSON_BYTES, read_file
 
 TIME = "time_s"
 
@@ -102,15 +103,15 @@ class ScriptedDevice:
     def _load_file(self, spec: RobotSpec) -> Callable[[float, np.ndarray], Any]:
         path = Path(self.config.path)
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the script {path} cannot be read: {error}.") from error
+            text = read_file(path, MAX_JSON_BYTES).decode()
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the script {path} cannot be read: {error}") from error
         if path.suffix == ".csv":
             rows: Any = list(csv.DictReader(text.splitlines()))
         else:
             try:
                 rows = msgspec.json.decode(text, type=list[dict[str, Any]])
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ConfigError(f"the script {path} is not a JSON list of rows: {error}.") from error
         if not rows:
             raise ConfigError(f"the script {path} has no row.")

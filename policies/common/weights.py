@@ -6,6 +6,7 @@ A file holds the tensors and one metadata entry, the JSON of `Header`. It is nev
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,14 +18,14 @@ from torch import nn
 
 from policies.common.int8 import Int8Linear
 from policies.interface.trainable import TRAINED
-from wire.errors import WeightsError
+from wire.errors import ConfigError, WeightsError
 from wire.types import RobotSpec
+from wire.untrusted import read_safetensors_header
 
 FORMAT = 1
 _KEY = "vla_fleet"
 _HASHED = "_base_sha256"
 """attribute of a module: (which tensors, their hash)"""
-_MAX_HEADER_BYTES = 100 * 1024 * 1024
 _EXPORT = "Export the policy with `save()`, which writes safetensors."
 _SAME = (
     "start with the same --policy and --policy-config, its `training` options included, on every machine (only "
@@ -61,22 +62,21 @@ def pack_module(module: nn.Module, header: Header) -> bytes:
 def read_header(data: bytes, what: str = "weights") -> Header:
     """The header alone. Raises `WeightsError` for anything that is not a weights file of this format."""
     length = int.from_bytes(data[:8], "little")
-    fits = len(data) >= 8 and length <= min(len(data) - 8, _MAX_HEADER_BYTES)
+    fits = len(data) >= 8 and length <= len(data) - 8
     # the length of a safetensors header may begin with the same byte as a pickle; what follows it is always JSON
     if (data[:2] == b"PK" or data[:1] == b"\x80") and not (fits and data[8:9] == b"{"):
         raise WeightsError(f"{what}: this is a pickle or a torch archive, which may run code when read. {_EXPORT}")
     if not fits:
         raise WeightsError(f"{what}: {len(data)} bytes that are no safetensors file, or a torn one. {_EXPORT}")
     try:
-        metadata = msgspec.json.decode(data[8 : 8 + length]).get("__metadata__", {})
-        text = metadata[_KEY]
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError) as error:
-        raise WeightsError(f"{what}: the safetensors header cannot be read: {error}. {_EXPORT}") from error
-    except (KeyError, TypeError) as error:
+        text = read_safetensors_header(io.BytesIO(data), len(data), what).metadata[_KEY]
+    except WeightsError as error:
+        raise WeightsError(f"{error} {_EXPORT}") from error
+    except KeyError as error:
         raise WeightsError(f"{what}: a safetensors file without '{_KEY}' metadata. {_EXPORT}") from error
     try:
         header = msgspec.json.decode(text, type=Header)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise WeightsError(f"{what}: the '{_KEY}' metadata cannot be read: {error}. {_EXPORT}") from error
     if header.format != FORMAT:
         raise WeightsError(

@@ -13,7 +13,6 @@ unusable. A package adds a kind by an entry point in the group `vla_fleet.polici
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib import util
@@ -26,6 +25,7 @@ from msgspec import inspect
 
 from wire.errors import ConfigError, FleetError, PolicyError, SpecMismatchError, suggest
 from wire.types import RobotSpec
+from wire.untrusted import parse_json
 
 if TYPE_CHECKING:
     from policies.interface.policy import LearnedPolicy
@@ -168,10 +168,7 @@ def _network(choice: PolicyChoice | None) -> PolicyChoice | None:
 
 def read_object(text: str, what: str) -> dict[str, Any]:
     """A JSON object. Raises `ConfigError` that begins with `what`."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{what}: not JSON: {error}.") from error
+    found = parse_json(text, what)
     if not isinstance(found, dict):
         raise ConfigError(f"{what} must be an object of its fields, not a {type(found).__name__}.")
     return found

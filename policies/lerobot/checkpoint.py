@@ -15,7 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from policies.common.allocation import AllocationCap
+from policies.common.untrusted import require_tensors
 from policies.common.weights import list_names
+from policies.lerobot.checkpoint_checks import (
+    require_known_adapters,
+    require_known_steps,
+    require_known_type,
+    require_sizes,
+    state_path,
+)
 from policies.lerobot.checkpoint_path import (
     ADAPTER_WEIGHTS,
     CONFIG,
@@ -30,7 +39,6 @@ from policies.lerobot.checkpoint_path import (
     read_json,
     reasons,
     require_processors,
-    require_safetensors,
     resolve,
     weights_file,
 )
@@ -85,10 +93,11 @@ class LeRobotCheckpoint:
         config = _to_build(self.config, device, file is not None)
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(seed or 0)
-            policy = self._built(config)
+            policy = self._built(config, file)
             if file is not None:
                 load_weights(policy, file)
                 if adapted(self.path) is not None:
+                    require_known_adapters(self.path)
                     policy = with_adapters(policy, self.path)
         policy.to(device)
         policy.eval()
@@ -132,7 +141,7 @@ class LeRobotCheckpoint:
         """The file of the statistics that processor `name` normalises with, or its own file if there is none."""
         steps = _steps(self.path / name, read_json(self.path / name)) if (self.path / name).is_file() else []
         states = [step["state_file"] for step in steps if _key(step) in _NORMALISERS and step.get("state_file")]
-        return self.path / (states[0] if states else name)
+        return state_path(self.path, states[0], self.path / name) if states else self.path / name
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,8 @@ class LeRobotCheckpoint:
         is none, and if one that a step keeps its state in is missing.
         """
         made = read_json(self.path / name)
-        for step in _steps(self.path / name, made):
+        require_known_steps(steps := _steps(self.path / name, made), self.path / name)
+        for step in steps:
             key, state, config = _key(step), step.get("state_file"), step.setdefault("config", {})
             if isinstance(value := config.get("tokenizer_name"), str):
                 what = f"tokenizer_name of '{key}'"
@@ -156,13 +166,14 @@ class LeRobotCheckpoint:
                 del step["state_file"]
                 continue
             other = " Or set `statistics` to 'spec' or 'buffer'." if key in _NORMALISERS else ""
-            if not (self.path / str(state)).is_file():
+            kept = state_path(self.path, state, self.path / name)
+            if not kept.is_file():
                 raise ConfigError(
-                    f"{self.path / str(state)}: missing; {name} keeps the state of its step '{key}' in it. Copy the "
+                    f"{kept}: missing; {name} keeps the state of its step '{key}' in it. Copy the "
                     f"whole checkpoint directory.{other}"
                 )
-            require_safetensors(self.path / str(state), other.strip())
-            step["state_file"] = str((self.path / state).resolve())
+            require_tensors(kept, self.path, other.strip())
+            step["state_file"] = str(kept.resolve())
         (directory / name).write_text(json.dumps(made), encoding="utf-8")
 
     def _require_transformers(self) -> None:
@@ -183,11 +194,14 @@ class LeRobotCheckpoint:
                 "builds it with transformers 5.4 or 5.5 and needs Python 3.12."
             )
 
-    def _built(self, config: PreTrainedConfig) -> PreTrainedPolicy:
+    def _built(self, config: PreTrainedConfig, file: Path | None) -> PreTrainedPolicy:
         from lerobot.policies.factory import get_policy_class
 
         try:
-            return get_policy_class(self.type)(config)
+            with AllocationCap(file, self.path / CONFIG):
+                return get_policy_class(self.type)(config)
+        except FleetError:
+            raise
         except ImportError as error:
             raise ConfigError(
                 f"{self.path / CONFIG}: a '{self.type}' policy needs a package that is not here: {error}. "
@@ -219,6 +233,8 @@ def _config(path: Path, stored: dict[str, Any], override: dict[str, Any]) -> Pre
             f"{', '.join(sorted(known))}. Install the lerobot that wrote it, or the plugin package (lerobot_policy_*)."
         )
     made = PreTrainedConfig.get_choice_class(kind)
+    require_known_type(kind, made, file)
+    require_sizes(stored, file)
     fields = {field.name for field in dataclasses.fields(made)}
     if unknown := sorted(set(override) - fields):
         raise ConfigError(
@@ -232,6 +248,8 @@ def _config(path: Path, stored: dict[str, Any], override: dict[str, Any]) -> Pre
             "written by another version. Install that one, or take the fields out if their defaults will do."
         )
     values["device"], values["use_amp"] = "cpu", False
+    if "pretrained_path" in values:
+        values["pretrained_path"] = None  # where it once came from, which nobody is to go back to
     for name, value in values.items():
         if name in _NAMES and isinstance(value, str):
             values[name] = resolve(path, value, name, file)

@@ -6,11 +6,12 @@ the files of a pretrained_model directory.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from policies.common.untrusted import PICKLES, refuse_code, require_model_directory, require_tensors
 from wire.errors import ConfigError, WeightsError
+from wire.untrusted import MAX_CONFIG_BYTES, parse_json, read_file
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -22,16 +23,15 @@ VLM = "vlm"
 """directory of a checkpoint that has its own copy of the vision-language model's configuration and tokenizer"""
 
 _INSIDE = ("", "pretrained_model", "last/pretrained_model", "checkpoints/last/pretrained_model")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", f"{VLM}/*"]
 
 
-def locate(checkpoint_path: str) -> Path:
+def locate(checkpoint_path: str, fetch: bool = True) -> Path:
     """The directory that has the checkpoint's config.json.
 
     `checkpoint_path` is such a directory, a run of `lerobot-train`, its `checkpoints` or one of these, or the name of a
     repository of the Hugging Face hub (`OWNER/NAME`, `OWNER/NAME@REVISION`), which is downloaded unless it is in the
-    cache. Raises `ConfigError` that says what is missing and where.
+    cache, or taken from there alone (`fetch`). Raises `ConfigError` that says what is missing and where.
     """
     if not checkpoint_path:
         raise ConfigError("lerobot policy: no checkpoint. Say lerobot:DIRECTORY or lerobot:OWNER/NAME of the hub.")
@@ -50,12 +50,13 @@ def locate(checkpoint_path: str) -> Path:
             f"lerobot checkpoint: there is no directory {path}. Give what `lerobot-train` or `save_pretrained` wrote, "
             "or OWNER/NAME of a repository of the Hugging Face hub."
         )
-    return _inside(_download(checkpoint_path))
+    return _inside(_download(checkpoint_path, local_files_only=not fetch))
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The object in config.json. Raises `ConfigError` if there is none or it names no policy type."""
+    """The object in config.json. Raises `ConfigError` if there is none, if it names code or no policy type."""
     config = read_json(directory / CONFIG)
+    refuse_code(config, directory / CONFIG)
     if not isinstance(config.get("type"), str):
         raise ConfigError(
             f"{directory / CONFIG}: it has no 'type', so it is not a lerobot policy's. Give a directory that "
@@ -65,8 +66,8 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises `ConfigError` naming it."""
-    found = _require_json(path)
+    """The object in a JSON file of a checkpoint. Raises `ConfigError` naming it."""
+    found = parse_json(read_file(path, MAX_CONFIG_BYTES, path.parent), path, "Copy the checkpoint again.")
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: a {type(found).__name__} where an object is expected. Copy the checkpoint again.")
     return found
@@ -88,7 +89,7 @@ def adapted(directory: Path) -> Path | None:
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{file}: it does not say which checkpoint its adapters are for (base_model_name_or_path).")
     try:
-        return locate(base)
+        return locate(base, fetch=False)
     except ConfigError as error:
         raise ConfigError(f"{file}: base_model_name_or_path is '{base}'. {error}") from error
 
@@ -101,7 +102,7 @@ def weights_file(directory: Path) -> Path:
     directory = adapted(directory) or directory
     path = directory / WEIGHTS
     if not path.is_file():
-        pickles = sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLES)
+        pickles = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise WeightsError(
                 f"{directory}: no {WEIGHTS}, only {', '.join(pickles)}: a pickle, which may run code when read and is "
@@ -114,7 +115,7 @@ def weights_file(directory: Path) -> Path:
             f"{directory}: no {WEIGHTS} beside {CONFIG}.{hint} Copy the whole pretrained_model directory, or set "
             "`fresh` to begin with random weights."
         )
-    require_safetensors(path)
+    require_tensors(path, directory)
     return path
 
 
@@ -134,47 +135,33 @@ def require_processors(directory: Path) -> None:
         )
 
 
-def require_safetensors(path: Path, remedy: str = "") -> None:
-    """Raise `WeightsError` if a file is a pickle, or something else that its name does not say.
-
-    `remedy` is one more way out, a sentence.
-    """
-    with path.open("rb") as file:
-        begin = file.read(9)
-    # a pickle's first bytes may also begin the length of a good header, after which the header follows
-    length = int.from_bytes(begin[:8], "little")
-    if begin[8:] == b"{" and length <= path.stat().st_size - 8:
-        return
-    if begin[:2] == b"PK" or begin[:1] == b"\x80":
-        raise WeightsError(
-            f"{path}: a pickle or torch archive under a safetensors name, which may run code when read. Where you "
-            f"trust it, load it with the lerobot that wrote it and call `save_pretrained`.{remedy and ' ' + remedy}"
-        )
-    raise WeightsError(
-        f"{path}: {path.stat().st_size} bytes that are no safetensors file, or a torn one. Copy it again."
-        f"{remedy and ' ' + remedy}"
-    )
-
-
 def resolve(directory: Path, value: str, key: str, file: Path) -> str:
     """Where a tokenizer or vision-language model named `value` in a checkpoint's `file` is.
 
     The checkpoint's own `vlm/` comes first: another machine has no directory that the name could mean. Then a path from
-    the checkpoint or from here; what looks like OWNER/NAME is a name of the hub. Raises `ConfigError` for a path that
-    is not on this machine, and for a file in it that is torn.
+    the checkpoint or from here; what looks like OWNER/NAME is a name of the hub, of which a copy in the cache is taken:
+    a person may have something fetched, a file may not. Raises `ConfigError` for what is not on this machine, for a
+    file in it that is torn, and for one that names code.
     """
     path = Path(value).expanduser()
     for candidate in (directory / VLM, directory / path, directory / path.name, path):
         if candidate.is_dir() and candidate != directory:
-            for held in sorted(candidate.glob("*.json")):
-                _require_json(held)  # transformers raises anything, and names no file
+            require_model_directory(candidate)
             return str(candidate.resolve())
     if path.is_absolute() or value.startswith((".", "~")) or value.count("/") != 1:
         raise ConfigError(
             f"{file}: {key} is '{value}', which is not on this machine. Copy that directory to {directory / VLM}, or "
             f"write its path or a hub name into {file.name}."
         )
-    return value
+    try:
+        cached = _download(value, local_files_only=True)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{file}: {key} is '{value}', which is not on this machine, and nothing is fetched because a file names "
+            f"it. Get it with `hf download {value}`, or copy it to {directory / VLM}."
+        ) from error
+    require_model_directory(cached)
+    return str(cached)
 
 
 def one_line(error: BaseException) -> str:
@@ -192,15 +179,6 @@ def reasons(error: BaseException) -> str:
     return ". ".join(said)
 
 
-def _require_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: it cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}. Copy the checkpoint again.") from error
-
-
 def _inside(path: Path) -> Path:
     for name in _INSIDE:
         if (path / name / CONFIG).is_file():
@@ -216,7 +194,7 @@ def _inside(path: Path) -> Path:
     )
 
 
-def _download(name: str) -> Path:
+def _download(name: str, local_files_only: bool = False) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -244,7 +222,8 @@ def _download(name: str) -> Path:
         OSError: f"the hub cannot be reached: {{error}}. {remedy}",
     }
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_FILES))
+        options: dict[str, Any] = {"local_files_only": True} if local_files_only else {"allow_patterns": _FILES}
+        return Path(snapshot_download(repository, revision=revision or None, **options))
     except tuple(reasons) as error:
         reason = next(said for kind, said in reasons.items() if isinstance(error, kind))
         raise ConfigError(f"{what} {reason.replace('{error}', str(error))}") from error

@@ -337,7 +337,7 @@ def _unpack(data: np.ndarray, maker: str) -> list[torch.Tensor]:
     try:
         found = msgspec.json.decode(file[8 : 8 + int.from_bytes(file[:8], "little")])["__metadata__"][_MAKER]
         tensors = safetensors.torch.load(file) if found == maker else {}
-    except (SafetensorError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"a latent that {maker} did not make, or torn: {error}. Call its think() again.") from error
     if found != maker:
         raise PolicyError(f"a latent of {found}; this is {maker}. Call its think() again.")

@@ -162,6 +162,8 @@ class FastTokenizer(ActionTokenizer):
             if not (0 <= left < len(longest) and 0 <= right < len(longest)):
                 raise InvalidDataError(f"{what}: a pair {left}, {right} of tokens that are not there; it was changed.")
             longest.append(longest[left] + longest[right])
+            if longest[-1] > 4 * read.horizon * len(low):  # pairs of pairs double each time
+                break
         sound = (
             1 <= len(low) == len(high)
             and bool(np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all())

@@ -10,10 +10,10 @@ and Thomas, Elements of Information Theory, section 10.3.3). It is also fitted i
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -22,13 +22,16 @@ from scipy.fft import dct, idct
 from policies.interface.registry import require_ranges
 from policies.tokens.config import ResidualVQConfig
 from policies.tokens.tokenizer import ActionTokenizer, Scaling, known_tokens, require_chunks, spread
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError, InvalidDataError, WeightsError
+from wire.untrusted import read_safetensors_header
 
 _KEY = "vla_fleet_tokenizer"
 _FITTED = 8192
 """chunks that are looked at, spread over all"""
 _CHECKED = 0.2
 """of these, the share that stages are chosen and counted by, and not fitted on"""
+_MOST_STEPS = 1 << 16
+"""of a chunk"""
 _ROUNDS = 10
 """of k-means"""
 _LEAST_VARIANCE = 1e-9
@@ -153,14 +156,13 @@ class ResidualVQ(ActionTokenizer):
         """What `to_bytes` gave. Raises `InvalidDataError` for anything else."""
         what = "residual VQ"
         try:
-            length = int.from_bytes(data[:8], "little")
-            header: Any = msgspec.json.decode(data[8 : 8 + length])
-            kind, horizon = header["__metadata__"][_KEY].split()
+            header = read_safetensors_header(io.BytesIO(data), len(data), what)
+            kind, horizon = header.metadata[_KEY].split()
             tensors = safetensors.numpy.load(data)
             low, high, mean = tensors["low"], tensors["high"], tensors["mean"]
             basis, picked, codebooks = tensors["basis"], tensors["picked"], tensors["codebooks"]
             steps = int(horizon)
-        except (safetensors.SafetensorError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (safetensors.SafetensorError, WeightsError) as error:
             raise InvalidDataError(f"{what}: it cannot be read: {error}. Save it again with `to_bytes`.") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidDataError(
@@ -175,7 +177,7 @@ class ResidualVQ(ActionTokenizer):
             and 0 < low.size == high.size
             and mean.size > 0
             and mean.size % low.size == 0
-            and mean.size // low.size <= steps
+            and mean.size // low.size <= steps <= _MOST_STEPS
             and basis.shape[1] == mean.size
             and codebooks.size > 0
             and codebooks.shape[::2] == picked.shape

@@ -34,6 +34,8 @@ class CommandedRobot:
         self.executed = np.zeros(spec.action_dim, np.float32)
         self.still = True
         """what the robot did with its last command, as it said, and whether it stands"""
+        self.waited = False
+        """its host held it, or it refused: it is not where it was told to go"""
         self._name, self._spec, self._driver, self._chunks, self._safety = name, spec, driver, chunks, safety
 
     def decide(self, **known: Any) -> None:
@@ -75,12 +77,13 @@ class CommandedRobot:
         it is held.
         """
         feedback = self._driver.write(action, next_read_ns)
+        self.waited = feedback is None or feedback.held_ticks > 0
         if feedback is None:
             if self.mode not in (Mode.estop, Mode.hold):
                 self.hold_for(self._driver.fault)
             return Feedback(hold_action(self._spec, self.executed))
-        if feedback.held_ticks:
-            # Its host held it meanwhile: it is not where the plan has it.
+        if self.waited:
+            # It is not where the plan has it either.
             self._chunks.scheduler.void()
         self.executed, self.still = feedback.executed, feedback.still
         return feedback

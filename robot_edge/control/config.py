@@ -97,8 +97,8 @@ class EpisodeRules:
     """nobody but a person can reset the scene: before each episode the robot waits for them; None: as the robot is
     real or simulated"""
     judged_by_person: bool | None = None
-    """nobody but a person can tell a success: without their word an episode is unjudged and no failure; None: as
-    `reset_by_person`"""
+    """nobody but a person can tell a success: without their word an episode is unjudged and no failure; None: where a
+    person resets, and of any real robot"""
     reset_s: float = 0.0
     """the next episode begins so long after a scene can be reset, whatever the person says; 0: it waits for them"""
     max_s: float = 0.0
@@ -112,7 +112,7 @@ class EpisodeRules:
     def settled(self, real: bool) -> EpisodeRules:
         """The same for a robot that is `real`, with nothing left open."""
         resets = real if self.reset_by_person is None else self.reset_by_person
-        judges = resets if self.judged_by_person is None else self.judged_by_person
+        judges = real or resets if self.judged_by_person is None else self.judged_by_person
         return replace(self, reset_by_person=resets, judged_by_person=judges)
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hal.interfaces.robot import Feedback, HoldingRobot, request_previews, validate_feedback, validate_observation
+from hal.safety.limits import SafetyLimits
 from policies.interface.policy import check_observation
 from robot_edge.control.config import ObservationLimits, RobotTimeouts
 from robot_edge.control.mode import NO_HOLD, Hold, HoldReason
@@ -58,8 +59,12 @@ class GuardedRobot:
         limits: ObservationLimits,
         clock: Clock,
         notify: Callable[[str, str], None],
+        safety: SafetyLimits | None = None,
     ) -> None:
-        """A `robot` that is connected already; `start_disconnected` otherwise. `notify(kind, detail)`: for people."""
+        """A `robot` that is connected already; `start_disconnected` otherwise. `notify(kind, detail)`: for people.
+
+        `safety`: its limits, which say what measures it on its way to a rest pose.
+        """
         self.connected = True
         self.fault = NO_HOLD
         """why it cannot be used now, or what was wrong when it was commanded last"""
@@ -79,6 +84,7 @@ class GuardedRobot:
         self._monitor = ObservationMonitor(robot.spec, limits, notify)
         self._clock = clock
         self._notify = notify
+        self._safety = safety
         self._notified = False
         """people know of the fault"""
         self._must_take_command = False
@@ -132,8 +138,7 @@ class GuardedRobot:
                 seen = self.read()
                 # It moves by what is read next, which must be judged by what came before.
                 self._monitor.check(seen, self._clock.now_ns())
-                slowed = self.stop_state.speed_limit
-                self.rest_motion = RestMotion(self._robot.spec, pose, seen.state, self._clock, slowed)
+                self.rest_motion = RestMotion(self._robot.spec, pose, seen.state, self._safety)
                 return None
         except RobotStoppedError:
             self.poll_stop()
@@ -146,7 +151,6 @@ class GuardedRobot:
             self.disconnect(HoldReason.stale_camera, f"it cannot be reset to '{task}': {error}", keep=True)
             return None
         except FleetError as error:
-            self.rest_motion = None
             self.disconnect(
                 HoldReason.no_reset, f"it cannot be reset to '{task}': {error}", keep=isinstance(error, ConfigError)
             )
@@ -154,18 +158,25 @@ class GuardedRobot:
         return True
 
     def _move_to_rest(self, motion: RestMotion, move: bool) -> bool | None:
-        """One tick of it. Raises `RobotError` when the robot does not get there."""
+        """One tick of it. A robot that does not get there holds, and is reset anew after a pause."""
         if not move:
             self.rest_motion = None
             return True
-        if (seen := self.observe()) is None or self.observation_fault:
-            action = None
-        elif (action := motion.next_action(seen.state)) is None:
-            self.rest_motion = None
-            self._monitor.reset()
-            return True
+        action = None
+        if (seen := self.observe()) is not None and not self.observation_fault:
+            try:
+                action = motion.next_action(seen.state)
+            except RobotError as error:
+                # Closing an arm may take its torque, here in mid-air.
+                self.disconnect(HoldReason.no_reset, str(error), keep=True)
+                return None
+            if action is None:
+                self.rest_motion = None
+                self._monitor.reset()
+                return True
         if (feedback := self.write(action)) is not None:
-            motion.on_executed(feedback.executed)
+            commanded = action is not None and self.stop_state.free
+            motion.on_executed(feedback.executed, self.stop_state.speed_limit if commanded else 0.0)
         return None
 
     def observe(self) -> Observation | None:
@@ -295,7 +306,8 @@ class GuardedRobot:
             self._on_valid_read()
 
     def disconnect(self, reason: HoldReason, error: str, *, keep: bool = False) -> None:
-        """Give it up and try again after a pause; `keep`: the connection stays."""
+        """Give it up and try again after a pause, from the reset on; `keep`: the connection stays."""
+        self.rest_motion = None
         timeouts = self._timeouts
         pause_s = min(timeouts.longest_pause_s, timeouts.first_pause_s * 2 ** min(self._failures, 30))
         self._failures += 1

@@ -69,7 +69,9 @@ class ControlLoop:
         self.override = OperatorOverride(robot.spec, clock, config, self._notify)
         self.inbox = CommandInbox(name, self.override)
         self.tracker = EpisodeTracker(name, session_id, robot.spec, StepRecorder(uplink), config, self._notify)
-        self.driver = GuardedRobot(name, robot, config.driver, config.observation_limits, clock, self._notify)
+        self.driver = GuardedRobot(
+            name, robot, config.driver, config.observation_limits, clock, self._notify, config.safety
+        )
         self.commanded = CommandedRobot(name, robot.spec, self.driver, self.chunks, config.safety)
         self.episodes = EpisodeRunner(
             self.tracker,
@@ -109,7 +111,7 @@ class ControlLoop:
             self._decide_control(planned, scripted)
             proposed = self._select(planned, scripted)
             action = self.commanded.checked(proposed)
-            blended = self.override.blend(self.mode, action, self.commanded.executed)
+            blended = self.override.blend(self.mode, action, self.commanded.executed, self.commanded.waited)
             feedback = self.commanded.apply(blended, self.rate.next_ns)
             self._record(observation, proposed, feedback, planned)
         self._publish_status()

@@ -127,9 +127,14 @@ class OperatorOverride:
             return None
         return np.where(self._keeps, executed, command)
 
-    def blend(self, mode: Mode, action: np.ndarray | None, executed: np.ndarray) -> np.ndarray | None:
+    def blend(
+        self, mode: Mode, action: np.ndarray | None, executed: np.ndarray, waited: bool = False
+    ) -> np.ndarray | None:
         """float32[da] to command: the `action` of whoever is in control, without a jump from `executed`, what the robot
-        did last. Once a tick."""
+        did last; `waited`: and that was to be held, whatever it was told. Once a tick."""
+        if waited:
+            self._takeover.on_wait()
+            self._hand_back.on_wait()
         if self.in_control:
             self._hand_back.on_person()
             acts = mode is Mode.human and action is not None

@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"VLAFLY4\n"
 SUFFIX = ".flight"
+MAX_RECORD_BYTES = 256 * 1024 * 1024
+"""of a record, unpacked: many times the largest picture"""
 _FRAME = struct.Struct("<II")
-_MAX_IMAGE_BYTES = 1 << 30
 _MADE = 16
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FlightHeader | TickBlock | StoredArray | SnapshotRecord | PreviewFrame | Gap)
@@ -55,13 +56,27 @@ def frames(file: IO[bytes]) -> Iterator[Any]:
         raise CorruptDataError(f"{file.name} is not a flight file of this version of vla-fleet.")
     while len(head := file.read(_FRAME.size)) == _FRAME.size:
         size, crc = _FRAME.unpack(head)
+        if size > MAX_RECORD_BYTES:
+            return  # no record: what a kill left there
         payload = file.read(size)
         if len(payload) < size or zlib.crc32(payload) != crc:
             return
         try:
-            yield _decoder.decode(zlib.decompress(payload))
-        except (msgspec.MsgspecError, zlib.error) as error:
+            yield _decoder.decode(_unpacked(payload, file))
+        except (msgspec.MsgspecError, RecursionError, zlib.error) as error:
             raise CorruptDataError(f"{file.name}: a record cannot be read: {error}.") from error
+
+
+def _unpacked(payload: bytes, file: IO[bytes]) -> bytes:
+    """A record of a few bytes may claim to be endless: no more than the cap is unpacked."""
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(payload, MAX_RECORD_BYTES)
+    if not unpacking.eof:
+        torn = not unpacking.unconsumed_tail
+        raise CorruptDataError(
+            f"{file.name}: a record is {'torn' if torn else f'larger than {MAX_RECORD_BYTES} bytes when unpacked'}."
+        )
+    return data
 
 
 def find_starts(path: Path) -> list[list[FlightFile]]:
@@ -133,7 +148,11 @@ class FlightFile:
         try:
             if data is not None:
                 return np.frombuffer(data, reference.dtype).reshape(reference.shape).copy()
-            if reference.dtype == "|u1" and len(reference.shape) == 3 and math.prod(reference.shape) < _MAX_IMAGE_BYTES:
+            if (
+                reference.dtype == "|u1"
+                and len(reference.shape) == 3
+                and math.prod(reference.shape) <= MAX_RECORD_BYTES
+            ):
                 return stand_in(reference)
         except (ValueError, TypeError) as error:
             raise CorruptDataError(f"{self.path}: an array of {reference.dtype} {reference.shape}: {error}.") from error

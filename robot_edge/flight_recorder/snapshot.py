@@ -205,6 +205,7 @@ def _find(name: str, base: type) -> Any:
     found: Any = sys.modules.get(module) if module.split(".")[0] in _ROOMS else None
     for part in path.split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, type) or not issubclass(found, base):
+    # what a module of ours has imported is not ours: some classes of others act when an object of them is thrown away
+    if not isinstance(found, type) or not issubclass(found, base) or _name(found) != name:
         raise LookupError(f"'{name}' is not a class of this project: a replay can only begin before there was one")
     return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +22,14 @@ from wire.messages.gateway import Hello, Rejection
 from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
 from wire.types import Frame, Observation, PolicyVersion, Role
+from wire.untrusted import MAX_PICTURE_PIXELS, picture_size
 
 log = logging.getLogger(__name__)
 
 _VERSIONS = 2
+_AT_ONCE = 500
+"""messages of robots that are looked at before it thinks"""
+_MOST_NAMED = 4
 
 
 class LatentEncoder:
@@ -113,6 +120,8 @@ class LatentServer:
         self.subscriber = WeightSubscriber(hello, gateway, weights, clock)
         self._waiting: dict[str, ThinkRequest] = {}
         self._loaded: tuple[PolicyVersion, Path] | None = None
+        self.refused: Counter[str] = Counter()
+        """messages of robots that are no question, by reason"""
 
     def poll(self) -> None:
         """Handle what is new, then think once if a robot waits."""
@@ -120,12 +129,12 @@ class LatentServer:
         if (ready := self.subscriber.ready) is not None and ready != self._loaded:
             self._loaded = ready
             self._encoder.load(*ready)
-        while (received := self._robots.recv()) is not None:
-            robot, message = received
+        for robot, message in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
             if isinstance(message, ThinkRequest) and may_send(Port.think, self._robots.role(robot), message):
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
             else:
+                self.refused["role"] += 1
                 kind = type(message).__name__
                 self._robots.send(robot, Rejection(f"a think server takes no {kind}, and questions of robots alone."))
         if self._waiting:
@@ -142,6 +151,10 @@ def _decoded(request: ThinkRequest) -> Observation:
     for camera, data in request.jpeg.items():
         if camera not in images:
             raise InvalidDataError(f"a picture of camera '{camera}' without its time.")
+        # what a picture claims to be is allocated before it is decoded
+        size = picture_size(data)
+        if size is None or not 0 < math.prod(size) <= MAX_PICTURE_PIXELS:
+            raise InvalidDataError(f"the picture of camera '{camera}' is no JPEG of a size that is decoded.")
         try:
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         except cv2.error:
@@ -153,4 +166,5 @@ def _decoded(request: ThinkRequest) -> Observation:
 
 
 def _words(versions: tuple[int, ...]) -> str:
-    return " or ".join(map(str, versions)) if versions else "none"
+    more = " or others" if len(versions) > _MOST_NAMED else ""
+    return " or ".join(map(str, versions[:_MOST_NAMED])) + more if versions else "none"

@@ -31,6 +31,10 @@ class TakeoverBlend:
         self._followed: np.ndarray = np.zeros(len(self._left), bool)
         self._before: np.ndarray | None = None
 
+    def on_wait(self) -> None:
+        """What was commanded last was not done: from where the robot is now the person is approached anew."""
+        self._followed[:] = False
+
     @property
     def fading(self) -> bool:
         """Whether the robot is still on its way to what the person commands."""
@@ -82,6 +86,10 @@ class HandBackBlend:
     def on_person(self) -> None:
         """A person has the robot: whoever comes after comes in gently."""
         self._left, self._offset = self._ticks, None
+
+    def on_wait(self) -> None:
+        """What was commanded last was not done: it begins again from where the robot is."""
+        self._offset = None
 
     def action(self, mode: Mode, planned: np.ndarray | None, executed: np.ndarray) -> np.ndarray | None:
         """float32[da] to command instead of `planned`, whose `mode` it is, after `executed`. Ask once a tick."""

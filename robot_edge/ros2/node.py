@@ -38,6 +38,7 @@ from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
 from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.runtime.process_group import EdgeProcesses, uplink_channel
+from robot_edge.runtime.robot_host import HOST
 from wire.errors import FleetError, InvalidDataError, RobotError
 from wire.messages.gateway import EdgeStatus
 from wire.types import EPISODE_COMMANDS, VERDICTS, OperatorCommandKind
@@ -211,7 +212,8 @@ class EdgeNode(LifecycleNode):
         assert self._prepared is not None
         edge = self._prepared.edge
         edge.start()
-        self._operator = Ros2Operator(self._robot, uplink_channel(edge.directory, "operator"))
+        channel = uplink_channel(edge.directory, "operator")
+        self._operator = Ros2Operator(self._robot, channel, host=edge.directory / HOST)
         if self._stopped:
             # Asked for while the processes were being started.
             self._stop_edge()

@@ -1,19 +1,25 @@
 """The edge node as the operator beside its robot: hears the uplink, sends commands and sees whether they came true.
 
-The other end is `robot_edge.uplink.server.Uplink`; nothing here needs the gateway.
+The other end is `robot_edge.uplink.server.Uplink`, and of a stop the robot's host; nothing here needs the gateway.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
+from hal.driver_host.stop_line import ANSWER_S, StopOrder, send_order
+from wire.errors import FleetError
 from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import Channel
 from wire.types import OperatorCommandKind
+
+log = logging.getLogger(__name__)
 
 WHO = "ros"
 """who stops a robot through its node"""
@@ -24,24 +30,30 @@ _EVENTS = 100
 class Ros2Operator:
     """May be used by several threads. `channel` is closed with it."""
 
-    def __init__(self, robot: str, channel: Channel, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, robot: str, channel: Channel, now_s: Callable[[], float] = time.monotonic, host: Path | None = None
+    ) -> None:
+        """`host`: where the robot's host listens, which is stopped without the uplink."""
         self.robot = robot
         self.status: EdgeStatus | None = None
         self._channel = channel
         self._now_s = now_s
+        self._host = host
         self._since_s = now_s()
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
         self._lock = threading.Lock()
         self._closed = False
         self._made: set[str] = set()
         """stops that were sent and perhaps not seen yet"""
+        self._answer: StopState | None = None
+        """of the host to a stop; None once a status is newer"""
 
     def poll(self) -> None:
         """Take in what has come."""
         with self._lock:
             while not self._closed and (message := self._channel.recv()) is not None:
                 if isinstance(message, EdgeStatus):
-                    self.status, self._since_s = message, self._now_s()
+                    self.status, self._since_s, self._answer = message, self._now_s(), None
                 elif isinstance(message, EdgeEvent):
                     self._events.append(message)
 
@@ -60,14 +72,33 @@ class Ros2Operator:
     @property
     def stop_state(self) -> StopState:
         """Who stops the robot, as it said last."""
+        if (answer := self._answer) is not None:
+            return answer
         return self.status.stop if self.status is not None else StopState()
 
     def stop(self, timeout_s: float) -> str:
-        """Stop the robot; '' when it shows that, else what went wrong."""
+        """Stop the robot; '' when its host or its status says so, else what went wrong."""
         stop = new_stop_id(WHO)
         with self._lock:
             self._made.add(stop)
-        return self.command("estop", lambda status: stop in status.stop.stops, timeout_s, (stop,))
+        taken = self._stop_at_host(stop)
+        # By the other way only if need be, and as the same stop: a copy may be late and come after the release.
+        left = () if taken else (stop,)
+        problem = self.command("estop", lambda status: stop in status.stop.stops, timeout_s, left)
+        return "" if taken else problem
+
+    def _stop_at_host(self, stop: str) -> bool:
+        """Whether the host says that it is stopped."""
+        if self._host is None:
+            return False
+        try:
+            answer = send_order(self._host, StopOrder("stop", stop, WHO), ANSWER_S)
+        except FleetError as error:
+            log.warning("robot '%s': its uplink is told to stop it, for %s", self.robot, error)
+            return False
+        with self._lock:
+            self._answer = answer
+        return stop in answer.stops
 
     def release(self, timeout_s: float) -> str:
         """Take back every stop that was made here, by a node before this one too; '' or what went wrong."""

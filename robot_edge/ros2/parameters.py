@@ -42,6 +42,8 @@ class EdgeParameters:
     ] = 1.0
     cpu_control: Annotated[int, "the only core that control runs on; -1: any but the first"] = -1
     cpu_driver: Annotated[int, "the only core that the robot's driver runs on; -1: any but the first"] = -1
+    metrics_port: Annotated[int, "port for Prometheus, which asks for /metrics; 0: none"] = 0
+    metrics_host: Annotated[str, "address that port is opened on"] = "127.0.0.1"
     operator: Annotated[bool, "whether the scripted operator corrects, for simulated robots that have one"] = False
     strategy: Annotated[str, "how actions that come late are dealt with, as `vla-fleet edge --strategy`"] = ""
     delay: Annotated[str, "inject latency in control ticks: 4, random:2-8 or burst:2,12,0.05"] = ""
@@ -55,8 +57,9 @@ class EdgeParameters:
     ] = ""
     policy: Annotated[str, "another policy than the recipe's, KIND:NAME, as `vla-fleet edge --policy`"] = ""
     policy_config: Annotated[str, "that policy's configuration: a JSON file, or JSON"] = ""
-    reset_by: Annotated[
-        str, "who resets the scene and says how episodes ended: person or robot; default: a person, if it is real"
+    reset_by: Annotated[str, "who resets the scene: person or robot; default: a person, if the robot is real"] = ""
+    judged_by: Annotated[
+        str, "who says how episodes ended: person or robot; default: a person, if the robot is real or one resets it"
     ] = ""
     reset_time_s: Annotated[float, "seconds for the scene, then the next episode begins; 0: when it is told to"] = 0.0
     episode_time_s: Annotated[float, "seconds an episode may last, whoever drives"] = 0.0
@@ -85,9 +88,11 @@ def read_parameters(given: Mapping[str, Any], namespace: str = "/") -> EdgeParam
     values["name"] = check_name(values["name"] or namespace.rpartition("/")[2] or DEFAULT_NAME)
     if "://" not in values["gateway"]:
         raise ConfigError(f"parameter 'gateway' is '{values['gateway']}'; give an address as tcp://HOST:PORT.")
-    for name in ("speed_up", "wait_for_robot_s", "give_up_after"):
+    for name in ("speed_up", "wait_for_robot_s", "give_up_after", "metrics_port"):
         if not values[name] >= 0:
             raise ConfigError(f"parameter '{name}' is {values[name]}; give 0 or more.")
+    if values["metrics_port"] > 65535:
+        raise ConfigError(f"parameter 'metrics_port' is {values['metrics_port']}; give a port up to 65535.")
     return EdgeParameters(**values)
 
 

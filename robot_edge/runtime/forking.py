@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -279,8 +278,8 @@ def _become(
         sys.modules["__main__"] = module
         sys.argv = [str(module.__file__), *command[3:]]
         status = _run(module.main)
-    except BaseException:  # noqa: BLE001 - whatever it is must not go on as the parent
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - whatever it is must not go on as the parent
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
@@ -299,8 +298,8 @@ def _run(main: Callable[[], object]) -> int:
         else:
             sys.stderr.write(f"{error.code}\n")
             status = 1
-    except BaseException:  # noqa: BLE001 - as the interpreter does
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -13,6 +13,8 @@ import os
 import shutil
 from pathlib import Path
 
+from robot_edge.runtime.log_format import message_of
+
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 16 * 2**20
@@ -44,12 +46,12 @@ def rotate_log(path: Path, most_bytes: int = LOG_BYTES) -> None:
 
 
 def last_line(path: Path) -> str:
-    """The last line of the log at `path`, '' for none. Raises `OSError` when it cannot be read."""
+    """What the last line of the log at `path` says, '' for none. Raises `OSError` when it cannot be read."""
     for each in (path, old_log(path)):
         if each == path or each.exists():
             with each.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
                 lines = file.read().decode(errors="replace").strip().splitlines()
             if lines:
-                return lines[-1]
+                return message_of(lines[-1])
     return ""

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from robot_edge.runtime.log_files import old_log
+from robot_edge.runtime.log_format import message_of
 
 _REJECTION = re.compile(r"version (\d+) is not taken: (.*)")
 
@@ -58,7 +59,8 @@ class RejectionLogTail:
         added = added[: added.rfind(b"\n") + 1]
         self._at += len(added)
         whole = found + added
-        reported = (self._refusals.line(self._robot, line) for line in whole.decode(errors="replace").splitlines())
+        said = map(message_of, whole.decode(errors="replace").splitlines())
+        reported = (self._refusals.line(self._robot, text) for text in said)
         return [line for line in reported if line]
 
 

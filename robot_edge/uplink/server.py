@@ -90,6 +90,12 @@ class Uplink:
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
         self.rejection = ""
+        self.status: EdgeStatus | None = None
+        """the newest one, with what the uplink itself knows"""
+        self.heard_ns = clock.now_ns()
+        """when the gateway spoke last; before that, when this uplink began"""
+        self.newest_version = 0
+        """that was announced, whether it is here or not"""
         self.operator: Channel | None = None
         """to a process beside the robot that sees each status and event, and may command it without a gateway"""
         self.keys: Channel | None = None
@@ -118,6 +124,11 @@ class Uplink:
         self._stops = stops
         self._gateway_clock = GatewayClock()
         self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the gateway has let this robot in, as far as is known."""
+        return self._accepted
 
     @property
     def drained(self) -> bool:
@@ -213,6 +224,7 @@ class Uplink:
             inference_pid=self._inference_pid,
             uplink_pid=os.getpid(),
         )
+        self.status = whole
         if self.operator is not None:
             self.operator.send(whole)
         # A gateway that does not know this robot yet must first hear its name.
@@ -267,6 +279,7 @@ class Uplink:
     # --- to and from the gateway ----------------------------------------------------------------------------------
 
     def _from_gateway(self, message: Message) -> None:
+        self.heard_ns = self._clock.now_ns()
         match message:
             case Ack(segments=segments, quarantined=quarantined):
                 if quarantined:
@@ -285,6 +298,7 @@ class Uplink:
                 log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._progress_ns = self._clock.now_ns()
             case VersionAvailable(version=version):
+                self.newest_version = version.number
                 if self.weights.fetch(version):
                     self._send_weights()
             case WeightBytes():

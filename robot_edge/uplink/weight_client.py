@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _PART = 256 * 1024
 _TIMEOUT_S = 2.0
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class WeightClient:
@@ -38,6 +41,8 @@ class WeightClient:
         self._parts: list[bytes] = []
         self._size, self._sha256 = 0, hashlib.sha256()
         self._asked_ns = 0
+        self.refused: Counter[str] = Counter()
+        """what cannot be a version or a part of one, by reason"""
         self.ready: tuple[PolicyVersion, Path] | None = None
         with storage_errors("preparing the weight cache", directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -46,6 +51,10 @@ class WeightClient:
 
     def fetch(self, version: PolicyVersion) -> bool:
         """This version is to act. It replaces a fetch under way; True when its weights are ready at once."""
+        if not (_HASH.fullmatch(version.sha256) and version.number > 0 and version.size_bytes > 0):
+            self.refused["impossible_version"] += 1
+            log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
+            return False
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
         if version.number == current:
             return False
@@ -65,6 +74,10 @@ class WeightClient:
         """Take in a part; True when a version has just become ready."""
         wanted = self._wanted
         if wanted is None or part.number != wanted.number or part.offset != self._size:
+            return False
+        if len(part.data) > min(_PART, wanted.size_bytes - self._size):
+            self.refused["impossible_part"] += 1
+            log.error("version %d: a part of %d bytes was not asked for.", wanted.number, len(part.data))
             return False
         self._parts.append(part.data)
         self._size += len(part.data)

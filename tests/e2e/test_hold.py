@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.robot_log import CONTROL_HZ, read_log
 from tests.e2e.test_processes import ROOT, Job, robot
@@ -145,12 +147,28 @@ def _running(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
+def _check_metrics(edge: str, gateway: str) -> None:
+    """Robot-9 says of itself what the gateway says of it."""
+    figures = []
+    for url in (edge, gateway):
+        with urllib.request.urlopen(url, timeout=10) as page:
+            families = text_string_to_metric_families(page.read().decode())
+            samples = (sample for family in families for sample in family.samples)
+            figures.append({s.name: s.value for s in samples if s.labels == {"robot": "robot-9"}})
+    assert figures[0].keys() == figures[1].keys()
+    for one in figures:
+        assert one["vla_fleet_robot_ticks_total"] > 0
+        assert one["vla_fleet_robot_policy_version"] >= 1
+        assert 0 <= one["vla_fleet_robot_link_age_seconds"] < 60
+
+
 def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job, tmp_path: Path) -> None:
     job.wait("the first robot works", _moves, 180)
     make_keys(job.data.keys, ["robot-9"])
-    with socket.socket() as free:
+    with socket.socket() as free, socket.socket() as also_free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        also_free.bind(("127.0.0.1", 0))
+        port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
     common = [
         "--recipe",
         "tests.e2e.robot_log:recipe",
@@ -161,6 +179,7 @@ def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job,
     ]
     server = ["think-server", *common, "--port", str(port)]
     edge = ["edge", *common, "--name", "robot-9", "--no-operator", "--think", f"tcp://127.0.0.1:{port}"]
+    edge += ["--metrics-port", str(metrics_port)]
 
     def works(now: dict[str, Any]) -> bool:
         return robot(now, "robot-9").get("mode") == "policy"
@@ -175,6 +194,7 @@ def test_a_robot_thinks_elsewhere_holds_when_the_link_dies_and_goes_on(job: Job,
     with _running(tmp_path / "edge.log", *edge):
         with _running(tmp_path / "think.log", *server) as thinking:
             job.wait("the second robot works with thoughts from elsewhere", works, 180)
+            _check_metrics(f"http://127.0.0.1:{metrics_port}/metrics", job.page + "/metrics")
             os.kill(thinking.pid, signal.SIGKILL)
             job.wait("it holds without them", holds, 180)
             job.wait("the operator hears of it", lambda now: told(now, "slow_path_silent"), 180)

@@ -157,3 +157,22 @@ def test_a_spec_that_makes_no_sense_is_no_message() -> None:
     hello["spec"]["state"][0]["low"] = 5.0
     with pytest.raises(ProtocolError, match="not below high"):
         decode(b"\x04" + msgspec.msgpack.encode(hello))
+
+
+@pytest.mark.parametrize("shape", [[3] * 100_000, [0, 2**63], [2**40], [-1], 5])
+def test_an_array_whose_shape_cannot_be_is_refused_at_once(shape: object) -> None:
+    tree = msgspec.msgpack.decode(encode(samples.segment())[1:])
+    tree["state"] = ["<f4", shape, b""]
+    with pytest.raises(ProtocolError, match="array") as refused:
+        decode(encode(Heartbeat(1))[:1] + msgspec.msgpack.encode(tree))
+    assert len(str(refused.value)) < 1000
+
+
+def test_each_type_has_a_cap_which_is_looked_at_before_the_message_is_read() -> None:
+    picture, text = b"x" * 1_000_000, "x" * 1_000_000
+    assert isinstance(decode(encode(WeightBytes(1, 0, picture))), WeightBytes)
+    for small in (Ack((text,)), Hello("robot-0", "edge", text, 1)):
+        with pytest.raises(MessageTooLargeError, match=f"a {type(small).__name__} of 1000"):
+            decode(encode(small))
+    with pytest.raises(MessageTooLargeError, match="cap"):
+        decode(b"\x04" + b"\xc1" * 1_000_000)

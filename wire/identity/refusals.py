@@ -61,7 +61,7 @@ class AddressLimit:
 class Refusals:
     """Of one port."""
 
-    counts: Counter[RefusalReason] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     """since the port was opened"""
     limit: AddressLimit = field(default_factory=lambda: AddressLimit(20, 10.0))
     """of what is told"""

@@ -6,8 +6,18 @@ that has no key there yet; `local`: between the processes of one robot computer.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
+
+SHOWN_BYTES = 64 * 1024
+"""of what people see, several times a second"""
+SMALL_BYTES = 256 * 1024
+LARGE_BYTES = 64 * 1024 * 1024
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, tag=True):
     """Base of every message: its name travels with it. The codec accepts what is derived from it in this package."""
+
+    max_bytes: ClassVar[int] = SMALL_BYTES
+    """the largest that is received: it bounds each text, list and table in it, and so what it can fill"""

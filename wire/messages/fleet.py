@@ -6,10 +6,11 @@ A client of the gateway (a command line, a teleoperator, a Ray cluster) sends a 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 import msgspec
 
-from wire.messages import Message
+from wire.messages import LARGE_BYTES, Message
 from wire.types import Lease, RobotSpec
 
 
@@ -168,6 +169,7 @@ class ReleaseLease(Message, frozen=True, eq=False):
 class Response(Message, frozen=True, eq=False):
     """To every call: what it asked for, or why not."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     call: int
     refused: str = ""
     lease: Lease | None = None

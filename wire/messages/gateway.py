@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 
-from wire.messages import Message
+from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
 from wire.stop_state import StopState
 from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
@@ -81,6 +83,7 @@ class TerminalObservation(msgspec.Struct, frozen=True, eq=False):
 class Segment(Message, frozen=True, eq=False):
     """Steps [first_tick, first_tick + T) of one episode: the unit that is spooled, sent and acknowledged."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     id: str
     """`<episode id>/<index>`; a segment that comes twice is stored once"""
     episode: Episode
@@ -135,6 +138,7 @@ ACTORS = tuple(Actor)
 class EdgeStatus(Message, frozen=True, eq=False):
     """What a robot is doing, several times a second. Counters only grow while the edge's spool lives."""
 
+    max_bytes: ClassVar[int] = SHOWN_BYTES
     robot: str
     time_ns: int
     mode: str
@@ -180,6 +184,7 @@ class EdgeStatus(Message, frozen=True, eq=False):
 class Preview(Message, frozen=True, eq=False):
     """The newest camera picture for people; never stored, dropped when the connection is slow."""
 
+    max_bytes: ClassVar[int] = 4 * 1024 * 1024
     robot: str
     camera: str
     time_ns: int
@@ -198,6 +203,7 @@ class VersionActivated(Message, frozen=True, eq=False):
 class EdgeEvent(Message, frozen=True, eq=False):
     """Something happened on a robot that a person should hear of, and that is kept."""
 
+    max_bytes: ClassVar[int] = SHOWN_BYTES
     robot: str
     time_ns: int
     kind: str
@@ -274,6 +280,7 @@ class VersionAvailable(Message, frozen=True, eq=False):
 class WeightBytes(Message, frozen=True, eq=False):
     """Part of a version's weights: fetched from the gateway, or published to it."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     number: int
     offset: int
     data: bytes
@@ -327,6 +334,7 @@ class Stop(Message, frozen=True, eq=False):
 class SegmentCommitted(Message, frozen=True, eq=False):
     """To trainers: a segment that was just committed as ledger row `row`, so that they need not read it back."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     row: int
     segment: Segment
 
@@ -337,6 +345,7 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 class Publish(Message, frozen=True, eq=False):
     """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     version: PolicyVersion
     trained: tuple[int, ...] = ()
     """numbers of the episodes that were first trained on since the version's parent"""
@@ -351,6 +360,7 @@ class Published(Message, frozen=True, eq=False):
 class TrainerStatus(Message, frozen=True, eq=False):
     """How learning goes."""
 
+    max_bytes: ClassVar[int] = SHOWN_BYTES
     gradient_steps: int
     loss: float
     steps_per_s: float

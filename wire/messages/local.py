@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 
-from wire.messages import Message
+from wire.messages import LARGE_BYTES, Message
 from wire.messages.gateway import OperatorCommand, RecordedChunk, TerminalObservation
 from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
@@ -13,6 +15,7 @@ from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyV
 class ChunkRequest(Message, frozen=True, eq=False):
     """Control asks inference for a chunk."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     tick: int
     """control tick at which `observation` was made; the answer names it"""
     observation: Observation
@@ -31,6 +34,7 @@ class ChunkRequest(Message, frozen=True, eq=False):
 class ChunkReply(Message, frozen=True, eq=False):
     """Inference answers; `error` is '' or why there is no chunk."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     chunk: ActionChunk | None
     error: str = ""
     tick: int = -1
@@ -45,6 +49,7 @@ class ChunkReply(Message, frozen=True, eq=False):
 class ThinkRequest(Message, frozen=True, eq=False):
     """Asks for the latent of an observation, in another process or on another machine."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     number: int
     """the answer names it"""
     versions: tuple[int, ...]
@@ -57,6 +62,7 @@ class ThinkRequest(Message, frozen=True, eq=False):
 class ThinkReply(Message, frozen=True, eq=False):
     """The latent, or why there is none."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     number: int
     """`ThinkRequest.number`"""
     latent: Latent | None
@@ -68,6 +74,7 @@ class ThinkReply(Message, frozen=True, eq=False):
 class SharedFrameEnvelope(Message, frozen=True, eq=False):
     """A request whose images lie in shared memory, where `wire.transport.frame_ring.FrameRing` finds them by number."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     message: ChunkRequest | ThinkRequest
     """its observation has no images"""
     frames: dict[str, int]
@@ -105,6 +112,7 @@ class EpisodeStarted(Message, frozen=True, eq=False):
 
 
 class StepRecorded(Message, frozen=True, eq=False):
+    max_bytes: ClassVar[int] = LARGE_BYTES
     episode_id: str
     step: Step
     chunk: RecordedChunk | None = None
@@ -116,6 +124,7 @@ class StepRecorded(Message, frozen=True, eq=False):
 class FrameRecorded(Message, frozen=True, eq=False):
     """A frame for the record (`image`) or for people (`preview`); sent once."""
 
+    max_bytes: ClassVar[int] = LARGE_BYTES
     episode_id: str
     camera: str
     frame: Frame

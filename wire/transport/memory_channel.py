@@ -1,24 +1,40 @@
 """Channels within one process, for fast and deterministic tests.
 
-Every message passes the real codec, so what works here is also valid on the wire. A connection can be cut and mended.
+Every message passes the real codec, so what works here is also valid on the wire. A connection can be cut and mended,
+and its messages be lost, late, doubled, overtaken or damaged by a `FaultPlan`.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import Counter, deque
 
+from wire.clock import Clock, MonotonicClock
 from wire.codec import decode, encode
+from wire.errors import MessageTooLargeError, ProtocolError
 from wire.messages import Message
+from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
+from wire.transport.faults import FaultPlan, FaultyQueue
 from wire.transport.keys import default_role
+
+log = logging.getLogger(__name__)
+
+_Queue = deque[bytes] | FaultyQueue
 
 
 class MemoryServer:
     """The many-peers end. `connect(name)` makes a client."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: FaultPlan | None = None, clock: Clock | None = None) -> None:
+        """`faults`: of each connection and direction by itself, by `clock`."""
+        self._faults, self._clock = faults, clock or MonotonicClock()
         self._inbox: deque[tuple[str, bytes]] = deque()
-        self._outboxes: dict[str, deque[bytes]] = {}
+        self._ways: dict[str, FaultyQueue] = {}
+        """by peer, what is on its way here"""
+        self._outboxes: dict[str, _Queue] = {}
+        self.refused: Counter[str] = Counter()
+        """what was no message, by reason"""
         self.cut: set[str] = set()
         """names of peers whose connection is down: messages of either direction are lost"""
         self._adopted: dict[str, str] = {}
@@ -29,19 +45,32 @@ class MemoryServer:
         self._outboxes[name] = deque()
         key = name.partition(PEER_SUFFIX)[0]
         self._roles[key] = role or self._roles.get(key) or default_role(key)
+        if self._faults is not None:
+            self._outboxes[name] = FaultyQueue(self._faults, self._clock, f"{name}/down")
+            self._ways[name] = FaultyQueue(self._faults, self._clock, f"{name}/up")
         return MemoryClient(name, self)
 
     def send(self, peer: str, message: Message) -> bool:
-        if peer not in self._outboxes or peer in self.cut:
+        if peer not in self._outboxes or self._is_cut(peer):
             return False
         self._outboxes[peer].append(encode(message))
         return True
 
     def recv(self) -> tuple[str, Message] | None:
-        if not self._inbox:
-            return None
-        peer, data = self._inbox.popleft()
-        return self._adopted.get(peer, peer), decode(data)
+        """The next valid message; what is none is counted, and its sender is told."""
+        for peer, way in self._ways.items():
+            while way:
+                self._inbox.append((peer, way.popleft()))
+        while self._inbox:
+            peer, data = self._inbox.popleft()
+            name = self._adopted.get(peer, peer)
+            try:
+                return name, decode(data)
+            except (ProtocolError, MessageTooLargeError) as error:
+                self.refused[error.reason] += 1
+                log.debug("dropped a message of '%s': %s", name, error)
+                self.send(name, Rejection(str(error)))
+        return None
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") the connection of its name, which is returned."""
@@ -66,27 +95,58 @@ class MemoryServer:
     def close(self) -> None:
         self._outboxes.clear()
 
+    def _is_cut(self, peer: str) -> bool:
+        way = self._ways.get(peer)
+        return peer in self.cut or (way is not None and way.cut)
 
-def memory_pair() -> tuple[MemoryPairEnd, MemoryPairEnd]:
-    """Two ends of one connection."""
-    there: deque[bytes] = deque()
-    back: deque[bytes] = deque()
+    def _arrive(self, peer: str, data: bytes) -> bool:
+        if self._is_cut(peer):
+            return False
+        if (way := self._ways.get(peer)) is not None:
+            way.append(data)
+        else:
+            self._inbox.append((peer, data))
+        return True
+
+
+def memory_pair(faults: FaultPlan | None = None, clock: Clock | None = None) -> tuple[MemoryPairEnd, MemoryPairEnd]:
+    """Two ends of one connection. `faults`: of each direction by itself, by `clock`."""
+    there: _Queue = deque()
+    back: _Queue = deque()
+    if faults is not None:
+        clock = clock or MonotonicClock()
+        there, back = FaultyQueue(faults, clock, "there"), FaultyQueue(faults, clock, "back")
     return MemoryPairEnd(there, back), MemoryPairEnd(back, there)
 
 
 class MemoryPairEnd:
     """One end of `memory_pair`."""
 
-    def __init__(self, outbox: deque[bytes], inbox: deque[bytes]) -> None:
+    def __init__(self, outbox: _Queue, inbox: _Queue) -> None:
         self._outbox = outbox
         self._inbox = inbox
+        self.refused: Counter[str] = Counter()
+        """what was no message, by reason"""
 
     def send(self, message: Message) -> bool:
-        self._outbox.append(encode(message))
+        return self.send_bytes(encode(message))
+
+    def send_bytes(self, data: bytes) -> bool:
+        """As `send`, of whatever somebody may have put together."""
+        if isinstance(self._outbox, FaultyQueue) and self._outbox.cut:
+            return False
+        self._outbox.append(data)
         return True
 
     def recv(self) -> Message | None:
-        return decode(self._inbox.popleft()) if self._inbox else None
+        """The next valid message; what is none is counted."""
+        while self._inbox:
+            try:
+                return decode(self._inbox.popleft())
+            except (ProtocolError, MessageTooLargeError) as error:
+                self.refused[error.reason] += 1
+                log.debug("dropped a message: %s", error)
+        return None
 
     def discard(self) -> None:
         """What has come is dropped unread."""
@@ -104,11 +164,9 @@ class MemoryClient(MemoryPairEnd):
         self._name = name
         self._server = server
 
-    def send(self, message: Message) -> bool:
-        if self._name in self._server.cut:
-            return False
-        self._server._inbox.append((self._name, encode(message)))
-        return True
+    def send_bytes(self, data: bytes) -> bool:
+        return self._server._arrive(self._name, data)
 
     def close(self) -> None:
         self._server._outboxes.pop(self._name, None)
+        self._server._ways.pop(self._name, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -132,9 +132,7 @@ class ZmqServer:
                     raise ProtocolError(f"{len(frames) - 1} parts instead of one.")
                 message = decode(frames[1].bytes)
             except (ProtocolError, MessageTooLargeError) as error:
-                large = isinstance(error, MessageTooLargeError)
-                reason = RefusalReason.too_large if large else RefusalReason.malformed
-                self.refusals.counts[reason] += 1
+                self.refusals.counts[error.reason] += 1
                 if self.refusals.limit.take(record.name):
                     log.error("dropped a message of '%s': %s", record.name, error)
                 self._send(connection, Rejection(reason=str(error)))
@@ -144,6 +142,11 @@ class ZmqServer:
             self._roles[record.name] = record.role
             return peer, message
         return None
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused here, by reason: `RefusalReason`, and those of the codec."""
+        return self.refusals.counts
 
     def role(self, peer: str) -> str:
         """The role of the key of `peer`, '' when it never spoke or its key was revoked."""
@@ -270,6 +273,8 @@ class ZmqClient:
         }
         self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
         self._monitor = self.socket.get_monitor_socket(EVENTS)
+        self.refused: Counter[str] = Counter()
+        """what was no message, by reason"""
         try:
             self.socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -287,13 +292,16 @@ class ZmqClient:
 
     def recv(self) -> Message | None:
         self._watch()
-        # To ask costs a tenth of what ZeroMQ's exception does.
-        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        for _ in range(_INVALID_AT_ONCE):
+            # To ask costs a tenth of what ZeroMQ's exception does.
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return None
             try:
                 return decode(self.socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return None
             except (ProtocolError, MessageTooLargeError) as error:
+                self.refused[error.reason] += 1
                 log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
         return None
 

@@ -51,6 +51,8 @@ class Database:
         self.location = location
         """its path, or its URL without a password: for people"""
         self.read_only = read_only
+        self.writes, self.write_wait_s = 0, 0.0
+        """transactions that wrote, and how long they waited for the database and for one another to begin"""
         self._engine = engine
         self._lock = lock
         snapshot = {} if lock else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -93,7 +95,11 @@ class Database:
         """A transaction that is on the device when it ends; an exception within undoes all of it."""
         if self.read_only:
             raise NotWritableError(f"ledger {self.location} was opened for reading only.")
+        began_s = time.monotonic()
         with self._explained(), self._writer.begin() as connection:
+            # one writer at a time: its lock guards these too
+            self.writes += 1
+            self.write_wait_s += time.monotonic() - began_s
             yield connection
 
     @contextlib.contextmanager

@@ -105,6 +105,7 @@ class Ledger(Database):
     # robots
     see_robot = _writes(ledger_notes.see_robot)
     set_clock_offset = _writes(ledger_notes.set_clock_offset)
+    clock_offset_at = _reads(ledger_notes.clock_offset_at)
     robot = _reads(ledger_notes.robot)
     robots = _reads(ledger_notes.robots)
     spec = _reads(ledger_notes.spec)

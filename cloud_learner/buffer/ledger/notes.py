@@ -80,6 +80,17 @@ def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measu
     connection.execute(sa.update(tables.robots).where(_robots.name == name).values(clock_offset_ns=offset_ns))
 
 
+def clock_offset_at(connection: sa.Connection, name: str, time_ns: int) -> int:
+    """Gateway time minus time of that robot or process, as it was known when the gateway's clock said `time_ns`.
+
+    Before the first measurement: what that found; 0 when there was none.
+    """
+    found = sa.select(_offsets.offset_ns).where(_offsets.robot == name)
+    then = found.where(_offsets.measured_ns <= time_ns).order_by(_offsets.id.desc()).limit(1)
+    offset_ns = connection.scalar(then)
+    return offset_ns if offset_ns is not None else connection.scalar(found.order_by(_offsets.id).limit(1)) or 0
+
+
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:
     """The robot of this name, if it was ever seen."""
     return row_of(connection, RobotRow, _ROBOT_ROWS.where(_robots.name == name))

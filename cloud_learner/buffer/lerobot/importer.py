@@ -24,7 +24,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.mapping import ACTION_KEY, STATE_KEY, DatasetMapping, Mapped, map_dataset
 from cloud_learner.buffer.lerobot.resampling import Steps, resampled
 from cloud_learner.buffer.lerobot.selection import LeftOut, TransferProgress
-from cloud_learner.buffer.lerobot.source import DatasetSource, SourceEpisode
+from cloud_learner.buffer.lerobot.source import ABOUT, DatasetSource, SourceEpisode
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, Segment
@@ -169,6 +169,8 @@ def _steps(
     frame_times_ns = np.repeat(times_ns[:, None], len(mapped.cameras), 1)
     if source.about is not None and "frame_time_s" in columns:
         keys = list(source.about.cameras.values())
+        if columns["frame_time_s"].shape[1] != len(keys) or not set(mapped.cameras.values()) <= set(keys):
+            raise CorruptDataError(f"the cameras in {source.root / ABOUT} are not those of its frame_time_s.")
         frame_times_ns = times(columns["frame_time_s"][:, [keys.index(key) for key in mapped.cameras.values()]])
     return Steps(
         times_ns=times_ns,
@@ -287,7 +289,10 @@ def _jpeg(picture: bytes | np.ndarray, camera: CameraSpec, what: str) -> bytes:
     if isinstance(picture, bytes):
         if jpeg_size(picture) == size:
             return picture
-        decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+        try:
+            decoded = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR)
+        except cv2.error:  # a size that OpenCV refuses
+            decoded = None
         if decoded is None:
             raise CorruptDataError(f"{what}: an image of camera '{camera.name}' cannot be decoded.")
         picture = decoded

@@ -16,6 +16,8 @@ from wire.types import CameraSpec, CommandType, Dimension, RobotSpec
 T = TypeVar("T")
 STATE_KEY, ACTION_KEY = "observation.state", "action"
 _FAR = 4.0
+_MOST_TIMES = 1000
+"""as many rows, or as few, resampling makes of a dataset's"""
 
 
 class DatasetMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,11 @@ def map_dataset(source: DatasetSource, mapping: DatasetMapping) -> Mapped:
             f"the dataset at {source.root} has {source.fps:g} rows a second, robot spec '{spec.embodiment}' runs at "
             f"{spec.control_hz:g} Hz: steps would mean something else. Resample it (--resample), or give a spec with "
             f"control_hz={source.fps:g}, or none to make one from the dataset."
+        )
+    if not 1 / _MOST_TIMES <= spec.control_hz / source.fps <= _MOST_TIMES:
+        raise ConfigError(
+            f"the dataset at {source.root} has {source.fps:g} rows a second, robot spec '{spec.embodiment}' runs at "
+            f"{spec.control_hz:g} Hz: no row is made {_MOST_TIMES} times as many, or as few. Give the robot's own rate."
         )
     known = {f"state.{d.name}" for d in spec.state} | {f"action.{d.name}" for d in spec.action}
     known |= {name.split(".", 1)[1] for name in known}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.lerobot.dataset_checks import (
+    MAX_TEXT,
+    check_info,
+    place,
+    require_picture,
+    require_table,
+    whole_number,
+)
 from cloud_learner.buffer.lerobot.video import frames_at, of_lerobot
 from wire.errors import ConfigError, CorruptDataError
 from wire.types import RobotSpec
+from wire.untrusted import MAX_JSON_BYTES, parse_json, read_file, require_file
 
 ABOUT = "meta/vla_fleet.json"
 _BATCH = 32
@@ -83,41 +92,55 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
         return self.info["features"]
 
     def limits(self, key: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The least and the greatest of each number of a column, None where the dataset has no statistics of it."""
+        """The least and the greatest of each number of a column, None where the dataset has no statistics of it.
+
+        Raises `CorruptDataError` for statistics of something else.
+        """
         stats = self.stats.get(key, {})
-        return (np.ravel(stats["min"]), np.ravel(stats["max"])) if {"min", "max"} <= set(stats) else None
+        if not {"min", "max"} <= set(stats):
+            return None
+        with _unreadable(f"{self.root / 'meta' / 'stats.json'}: '{key}'"):
+            low, high = (np.ravel(np.asarray(stats[name], np.float64)) for name in ("min", "max"))
+        if not len(low) == len(high) == math.prod(self.features[key]["shape"]):
+            raise CorruptDataError(
+                f"{self.root / 'meta' / 'stats.json'}: '{key}' has {len(low)} least and {len(high)} greatest numbers, "
+                f"the column has {math.prod(self.features[key]['shape'])}. Copy the whole dataset again."
+            )
+        return low, high
 
     @classmethod
     def open(cls, root: Path) -> DatasetSource:
         """Read what the dataset at `root` says about itself.
 
         Raises `ConfigError` if there is none or it has another format, `CorruptDataError` if a file of it cannot be
-        read.
+        read or claims what cannot be (`dataset_checks`).
         """
         path = root / "meta" / "info.json"
         if not path.is_file():
             raise ConfigError(f"there is no LeRobot dataset at {root}: {path} is missing.")
-        info = _read_json(path, dict[str, Any])
+        info = _read_json(path, dict[str, Any], root)
         version = str(info.get("codebase_version", "unknown"))
         if not version.startswith("v3."):
             raise ConfigError(
                 f"the LeRobot dataset at {root} has format {version}; this reads v3. Convert it: "
                 "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=DIRECTORY"
             )
+        check_info(info, path)
         about, stats = root / ABOUT, root / "meta" / "stats.json"
         return cls(
             root,
             info,
-            _read_tasks(root / "meta" / "tasks.parquet"),
+            _read_tasks(root / "meta" / "tasks.parquet", root),
             _read_episodes(root, info),
-            _read_json(stats, dict[str, dict[str, Any]]) if stats.is_file() else {},
-            _read_json(about, About) if about.is_file() else None,
+            _read_json(stats, dict[str, dict[str, Any]], root) if stats.is_file() else {},
+            _read_json(about, About, root) if about.is_file() else None,
         )
 
     def columns(self, episode: SourceEpisode, names: Sequence[str]) -> dict[str, np.ndarray]:
         """[rows, n] of those of `names` that the dataset has as numbers."""
         there = [name for name in names if name in self.features]
         with _unreadable(f"episode {episode.index}: {episode.path}"):
+            require_table(episode.path, self.root, [*there, "episode_index"], f"episode {episode.index}: ")
             table = of_lerobot("pyarrow.parquet").read_table(
                 episode.path, columns=there, filters=[("episode_index", "=", episode.index)]
             )
@@ -125,7 +148,14 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
             raise CorruptDataError(
                 f"episode {episode.index}: {episode.path} has {table.num_rows} rows of it, not {episode.rows}."
             )
-        return {name: _numbers(table[name], name) for name in there}
+        found = {name: _numbers(table[name], name) for name in there}
+        for name, values in found.items():
+            if values.shape[1] != (width := math.prod(self.features[name]["shape"])) and len(values):
+                raise CorruptDataError(
+                    f"episode {episode.index}: '{name}' of {episode.path} has {values.shape[1]} numbers a row, "
+                    f"meta/info.json says {width}."
+                )
+        return found
 
     def pictures(self, episode: SourceEpisode, key: str, rows: np.ndarray) -> Iterator[bytes | np.ndarray]:
         """For each of the growing `rows` an encoded image, or uint8[h, w, 3] in BGR.
@@ -135,11 +165,14 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
         what = f"episode {episode.index}"
         if key in episode.videos:
             path, from_s = episode.videos[key]
+            if path.exists():  # or the decoder says what is missing
+                require_file(path, root=self.root, wrong=CorruptDataError)
             times_s = from_s + self.columns(episode, ("timestamp",))["timestamp"][rows, 0].astype(np.float64)
             yield from frames_at(path, times_s.tolist(), 0.5 / self.fps, what)
             return
         parquet = of_lerobot("pyarrow.dataset")
         with _unreadable(f"{what}: images '{key}' of {episode.path}"):
+            require_table(episode.path, self.root, [key, "episode_index"], f"{what}: ")
             scanner = parquet.dataset(episode.path, format="parquet").scanner(
                 columns=[key],
                 filter=parquet.field("episode_index") == episode.index,
@@ -152,6 +185,7 @@ class DatasetSource(msgspec.Struct, frozen=True, eq=False):
                 data = cell.get("bytes") if isinstance(cell, dict) else None
                 if not data:
                     raise CorruptDataError(f"{what}: {episode.path} has a row without an image in '{key}'.")
+                require_picture(data, f"{what}: an image in '{key}' of {episode.path}")
                 yield data
 
 
@@ -175,12 +209,25 @@ def picture_size(feature: dict[str, Any]) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _read_tasks(path: Path) -> dict[int, str]:
-    table = _read_table(path)
-    text = [name for name in table.column_names if name != "task_index"]
-    if "task_index" not in table.column_names or not text:
-        raise CorruptDataError(f"{path} has no column 'task_index' beside the tasks' texts: {table.column_names}.")
-    return dict(zip(table["task_index"].to_pylist(), table[text[0]].to_pylist(), strict=True))
+def _read_tasks(path: Path, root: Path) -> dict[int, str]:
+    with _unreadable(path):
+        require_table(path, root)
+        names = of_lerobot("pyarrow.parquet").read_schema(path).names
+        text = [name for name in names if name != "task_index"]
+        if "task_index" not in names or not text:
+            raise CorruptDataError(f"{path} has no column 'task_index' beside the tasks' texts: {names}.")
+        # one long text that stands in a million rows stays one
+        table = of_lerobot("pyarrow.parquet").read_table(
+            path, columns=["task_index", text[0]], read_dictionary=[text[0]]
+        )
+        found: dict[int, str] = {}
+        for chunk in table[text[0]].chunks:
+            for word in chunk.dictionary:
+                if not 0 < len(word.as_buffer() or b"") <= 4 * MAX_TEXT:
+                    raise CorruptDataError(f"{path}: an instruction has more than {MAX_TEXT} characters, or none.")
+        for number, word in zip(table["task_index"].to_pylist(), table[text[0]].to_pylist(), strict=True):
+            found[whole_number(number, f"{path}: task_index")] = str(word)
+    return found
 
 
 def _read_episodes(root: Path, info: dict[str, Any]) -> tuple[SourceEpisode, ...]:
@@ -188,18 +235,23 @@ def _read_episodes(root: Path, info: dict[str, Any]) -> tuple[SourceEpisode, ...
     wanted = ["episode_index", "length", "data/chunk_index", "data/file_index"]
     wanted += [f"videos/{key}/{what}" for key in videos for what in ("chunk_index", "file_index", "from_timestamp")]
 
-    def file(row: dict[str, Any], kind: str, column: str, key: str = "") -> Path:
-        chunk, number = row[f"{column}/chunk_index"], row[f"{column}/file_index"]
-        return root / info[kind].format(video_key=key, chunk_index=chunk, file_index=number)
+    def file(row: dict[str, Any], kind: str, column: str, what: str, key: str = "") -> Path:
+        chunk, number = (whole_number(row[f"{column}/{part}"], what) for part in ("chunk_index", "file_index"))
+        return place(root, info[kind], key, chunk, number)
 
     found = []
     for path in sorted((root / "meta" / "episodes").glob("*/*.parquet")):
-        for row in _read_table(path, wanted).to_pylist():
-            parts = {
-                key: (file(row, "video_path", f"videos/{key}", key), float(row[f"videos/{key}/from_timestamp"]))
-                for key in videos
-            }
-            found.append(SourceEpisode(row["episode_index"], row["length"], file(row, "data_path", "data"), parts))
+        with _unreadable(path):
+            require_table(path, root, wanted)
+            for row in of_lerobot("pyarrow.parquet").read_table(path, columns=wanted).to_pylist():
+                index, length = (whole_number(row[name], f"{path}: {name}") for name in ("episode_index", "length"))
+                parts = {}
+                for key in videos:
+                    begin = float(row[f"videos/{key}/from_timestamp"])
+                    if not 0 <= begin < math.inf:
+                        raise CorruptDataError(f"{path}: episode {index} begins at {begin} s of its video '{key}'.")
+                    parts[key] = file(row, "video_path", f"videos/{key}", f"{path}: a video's file", key), begin
+                found.append(SourceEpisode(index, length, file(row, "data_path", "data", f"{path}: a file"), parts))
     if not found:
         raise ConfigError(f"the LeRobot dataset at {root} has no episode (was it finalized?).")
     return tuple(sorted(found, key=lambda episode: episode.index))
@@ -216,20 +268,19 @@ def _numbers(column: Any, name: str) -> np.ndarray:
     return values.reshape(len(column), -1) if len(column) else np.zeros((0, 1), values.dtype)
 
 
-def _read_table(path: Path, columns: list[str] | None = None) -> Any:
-    with _unreadable(path):
-        return of_lerobot("pyarrow.parquet").read_table(path, columns=columns)
-
-
-def _read_json(path: Path, kind: Any) -> Any:
+def _read_json(path: Path, kind: Any, root: Path) -> Any:
+    data = read_file(path, MAX_JSON_BYTES, root, CorruptDataError)
     # msgspec takes no NaN, which lerobot writes
     with _unreadable(path):
-        return msgspec.convert(json.loads(path.read_bytes()), kind)
+        return msgspec.convert(parse_json(data, path, "Copy the whole dataset again.", CorruptDataError), kind)
 
 
 @contextlib.contextmanager
 def _unreadable(what: object) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, ArithmeticError),
+        *(MemoryError, msgspec.ValidationError),
+    ) as error:
         raise CorruptDataError(f"{what} cannot be read: {error}. Copy the whole dataset again.") from error

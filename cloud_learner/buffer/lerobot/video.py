@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import ConfigError, CorruptDataError
+from wire.untrusted import MAX_PICTURE_PIXELS
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_SYS_NICE = 1 << 23
@@ -62,8 +63,12 @@ def frames_at(path: Path, times_s: Sequence[float], tolerance_s: float, what: st
     """
     av = of_lerobot("av")
     try:
-        with av.open(str(path)) as container:
+        # FFmpeg goes by what is in a file: a playlist would have it read other files, and hosts
+        with av.open(str(path.absolute()), format="mp4", options={"protocol_whitelist": "file"}) as container:
             stream = container.streams.video[0]
+            if stream.codec_context.width * stream.codec_context.height > MAX_PICTURE_PIXELS:
+                raise CorruptDataError(f"{what}: video {path} claims more than {MAX_PICTURE_PIXELS} pixels a frame.")
+            stream.codec_context.options = {"max_pixels": str(MAX_PICTURE_PIXELS)}  # a later frame may claim others
             stream.thread_type = "AUTO"
             if times_s[0] > 0:
                 container.seek(int(times_s[0] / stream.time_base), stream=stream, backward=True)

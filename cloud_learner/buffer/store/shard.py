@@ -37,6 +37,8 @@ _INDEX_BYTES = 16 * (SHARD_BYTES // _CHUNK_BYTES) + 4
 """Of the index at the beginning of an object: (offset, bytes) of each chunk, and a CRC-32C."""
 _ALL_BYTES = 2**52
 """Length of the array: as much as fits into a float64, so that its metadata never change."""
+_PACKED_BYTES = _CHUNK_BYTES + 4096
+"""a chunk that cannot be compressed takes a little more, with its checksum"""
 _EMPTY = 2**64 - 1
 """Offset and length of a chunk that is not there: all of it is 0."""
 
@@ -102,6 +104,12 @@ def read_spans(objects: ObjectStore, spans: Sequence[Span], cached: bool = True)
     the same, with a request for each chunk, and zeros where the object is gone. Raises `CorruptDataError` when anything
     of it is gone or damaged, `StorageError` when it cannot be asked for now.
     """
+    for key, first, end in spans:
+        if not 0 <= first <= end <= SHARD_BYTES:
+            raise CorruptDataError(
+                f"object {objects.place}/{key}: the ledger says that a record lies from byte {first} to {end}, a shard "
+                f"has {SHARD_BYTES}. Restore the ledger from a backup."
+            )
     keys = list(dict.fromkeys(key for key, _, _ in spans))
     heads = objects.read([(key, 0, _INDEX_BYTES) for key in keys], cached)
     index = {
@@ -110,6 +118,12 @@ def read_spans(objects: ObjectStore, spans: Sequence[Span], cached: bool = True)
     }
     needed = dict.fromkeys((key, number) for key, first, end in spans for number in _numbers(first, end))
     at = {(key, number): index[key][number].tolist() for key, number in needed if index[key][number][0] != _EMPTY}
+    for (key, number), (offset, length) in at.items():
+        if length > _PACKED_BYTES or not 0 <= offset - _INDEX_BYTES <= len(index[key]) * _PACKED_BYTES:
+            raise CorruptDataError(
+                f"object {objects.place}/{key}: chunk {number} cannot be the {length} bytes from {offset} on. Restore "
+                "it from a backup."
+            )
     parts = objects.read([(key, offset, offset + length) for (key, _), (offset, length) in at.items()], cached)
     packed = dict(zip(at, parts, strict=True))
 
@@ -148,10 +162,21 @@ def _checked(data: bytes, objects: ObjectStore, key: str) -> bytes:
 
 
 def _unpacked(data: bytes, objects: ObjectStore, key: str) -> bytes:
+    # what a frame claims to unpack to would be allocated, were there no place for it
+    if (size := _frame_bytes(data)) != _CHUNK_BYTES:
+        raise CorruptDataError(f"object {objects.place}/{key}: a chunk of it has {size} bytes.")
+    chunk = np.empty(_CHUNK_BYTES, np.uint8)
     try:
-        chunk = bytes(zstd.decompress(data))
+        zstd.decompress(data, chunk)
     except (RuntimeError, ValueError) as error:
         raise CorruptDataError(f"object {objects.place}/{key}: a chunk of it cannot be unpacked: {error}.") from error
-    if len(chunk) != _CHUNK_BYTES:
-        raise CorruptDataError(f"object {objects.place}/{key}: a chunk of it has {len(chunk)} bytes.")
-    return chunk
+    return chunk.tobytes()
+
+
+def _frame_bytes(data: bytes) -> int:
+    """What a zstd frame says that it unpacks to (RFC 8878, 3.1.1.1); 0 where it says nothing."""
+    about = data[4] if len(data) > 4 else 0
+    single, width = about >> 5 & 1, (0, 2, 4, 8)[about >> 6]
+    begin = 6 - single + (0, 1, 2, 4)[about & 3]
+    width = width or single
+    return int.from_bytes(data[begin : begin + width], "little") + (256 if width == 2 else 0)

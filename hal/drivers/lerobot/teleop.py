@@ -23,11 +23,12 @@ from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import check_rest
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, RobotError, suggest
+from wire.messages.gateway import COMMAND_FRESH_S
 from wire.types import CommandType, RobotSpec
 
 _ELEMENT = re.compile(r"(.+)\[(\w+)\]")
-_OLD_S = 0.5
-"""a reading older than this is of a device that stands still or is gone: hold"""
+_OLD_S = COMMAND_FRESH_S
+"""a reading older than this is of a device that stands still or is gone, and no robot follows it: hold"""
 _READ_TRIES = 2
 """a packet lost on a serial bus is asked for once more"""
 
@@ -129,7 +130,7 @@ class LeRobotTeleop:
         wanted = self._wanted(*reading)
         if not self._engaged and not self._may_engage(wanted, np.asarray(pose, np.float32)):
             return TeleopCommand(engaged=True)
-        return TeleopCommand(engaged=True, action=self._follow(wanted, now_ns))
+        return TeleopCommand(engaged=True, action=self._follow(wanted, now_ns), time_ns=reading[0])
 
     def close(self) -> None:
         """Give it back. May be called twice."""

@@ -219,7 +219,7 @@ class Commander:
                 why = route.stall.note(self._before, measured, now_ns)
                 why += f" Topic '{self._full(route)}'; the command was not sent." if why else ""
         if why:
-            self._stop_velocities()
+            self.stop_what_moves()
             raise RobotError(f"{self._who}: {why}")
 
     def send(self, values: np.ndarray, stamp_ns: int) -> None:
@@ -227,6 +227,16 @@ class Commander:
         for route in self._routes:
             self._send(route, values, stamp_ns)
         self._before = values.copy()
+
+    def stop_what_moves(self) -> None:
+        """Have whatever is driven by velocity, and was last told to move, stand still; one that fails is logged."""
+        assert self._node is not None, "open() comes first"
+        for route in self._routes:
+            if route.keeps_velocity and route.heard and self._velocities[route.which].all():
+                try:
+                    self._send(route, np.zeros(self._spec.action_dim, np.float32), self._node.now_ns())
+                except RobotError as error:
+                    log.error("%s: it was not told to stop: %s", self._who, error)
 
     def stop(self, values: np.ndarray, stamp_ns: int) -> None:
         """Publish what holds the robot to whoever listens; an effort stays as it is. Raises `FleetError` of one that
@@ -243,6 +253,14 @@ class Commander:
         if failed:
             raise failed[0]
 
+    def stop_velocities(self, values: np.ndarray, stamp_ns: int) -> None:
+        """Publish `values`, float32[da], to whatever takes velocities, also if this process has told it none. Raises as
+        `send`.
+        """
+        for route in self._routes:
+            if self._velocities[route.which].any():
+                self._send(route, values, stamp_ns)
+
     def forget(self) -> None:
         """Nobody knows where the robot went meanwhile: the next targets begin from where it is."""
         self._before = None
@@ -255,15 +273,6 @@ class Commander:
         assert route.publisher is not None, "open() comes first"
         route.publisher.send(route.make(values[route.which].astype(np.float64), stamp_ns))
         route.keeps_velocity = bool(values[route.which][self._velocities[route.which]].any())
-
-    def _stop_velocities(self) -> None:
-        assert self._node is not None, "open() comes first"
-        for route in self._routes:
-            if route.keeps_velocity and route.heard and self._velocities[route.which].all():
-                try:
-                    self._send(route, np.zeros(self._spec.action_dim, np.float32), self._node.now_ns())
-                except RobotError as error:
-                    log.error("%s: it was not told to stop: %s", self._who, error)
 
     def _unheard(self) -> str:
         """Of each output that nobody hears: which, and why."""

@@ -139,7 +139,7 @@ class Ros2Config:
     stepped: bool = False
     """the robot moves by each command and stands still in between; needs `executed`"""
     reset: bool = False
-    """it offers the service"""
+    """it offers the service; a real robot needs `stop` then, which alone stops a reset that is under way"""
     stop: bool = False
     """it offers the service"""
     simulated: bool = False
@@ -165,6 +165,12 @@ class Ros2Config:
             raise self._wrong("stepped", "needs executed: true, or no command would know when its step is over")
         if self.stepped and self.stamps != StampSource.header:
             raise self._wrong("stepped", "needs stamps: header, to know which picture belongs to which step")
+        if self.reset and not (self.stop or self.simulated):
+            raise self._wrong(
+                "reset",
+                "moves a real robot for up to reset_timeout_s, in which nothing but its service `stop` stops it; offer "
+                "that and set stop: true, or say simulated: true where nobody can be hurt",
+            )
         if self.executed and self.outputs:
             raise self._wrong("executed", "is said of commands on topics.command; a controller of `outputs` says none")
         for one in fields(self):

@@ -202,6 +202,25 @@ class Ros2Robot:
                 log.warning("%s: could not be stopped over ROS 2: %s", self._who, error)
         self._release()
 
+    def stop_velocities(self) -> None:
+        """As `hal.interfaces.robot`. Raises `RobotError` for a topic that takes a target too which nobody measures."""
+        synchronizer = self._synchronizer
+        if synchronizer is None:
+            raise RobotError(f"{self._who}: it is not connected, and so cannot be told to stand.")
+        if self.config.stepped:
+            # It stands between two commands, and each is a step.
+            return
+        values = np.zeros(self.spec.action_dim, np.float32)
+        if not self.config.outputs:
+            known = dict(zip((d.name for d in self.spec.state), synchronizer.state().tolist(), strict=True))
+            for index, dimension in enumerate(self.spec.action):
+                if dimension.meaning is CommandType.absolute:
+                    values[index] = known.get(dimension.name, np.nan)
+            if unknown := [d.name for d, value in zip(self.spec.action, values, strict=True) if np.isnan(value)]:
+                raise RobotError(f"{self._who}: nobody measures {', '.join(unknown)}, so it cannot be told to stand.")
+            values = limit_action(self.spec, values)
+        self._commander.stop_velocities(values, self._next_stamp())
+
     def _ask_to_stop(self) -> None:
         """As `StoppableRobot.stop_motion`, by the robot's service; its answer is logged. Raises `RobotError`."""
         if self._stop is None:
@@ -218,7 +237,10 @@ class Ros2Robot:
     # --- parts ------------------------------------------------------------------------------------------------------
 
     def _integrate(self, synchronizer: MessageSynchronizer, limited: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(what goes out, what that executes), both float32[da]."""
+        """(what goes out, what that executes), both float32[da].
+
+        Raises `RobotError`, and stops what is driven by velocity, when nobody knows where a target begins.
+        """
         if not self.config.targets:
             return limited, limited
         states = {d.name: (index, d) for index, d in enumerate(self.spec.state)}
@@ -229,13 +251,20 @@ class Ros2Robot:
                 continue
             at, limits = states[target.state]
             if index not in self._targets:
-                measured = synchronizer.observation("").state if measured is None else measured
+                measured = self._require_measured(synchronizer) if measured is None else measured
                 self._targets[index] = float(measured[at])
             begin = self._targets[index]
             end = float(np.clip(begin + target.scale * float(limited[index]), limits.low, limits.high))
             self._targets[index] = end
             sent[index], executed[index] = end, (end - begin) / target.scale
         return sent, executed
+
+    def _require_measured(self, synchronizer: MessageSynchronizer) -> np.ndarray:
+        try:
+            return synchronizer.observation("").state
+        except RobotError:
+            self._commander.stop_what_moves()
+            raise
 
     def _stop_moving(self) -> None:
         if self._stop is not None:

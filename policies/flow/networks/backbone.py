@@ -6,18 +6,18 @@ The directory is one of Hugging Face's SmolVLM family, as `save_pretrained` of m
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
+from policies.common.untrusted import require_model_directory
 from policies.flow.config import Vlm
 from wire.errors import ConfigError
+from wire.untrusted import MAX_JSON_BYTES, parse_json, read_file
 
 FAMILY = ("smolvlm", "idefics3")
 """`model_type` of the directories that can be read"""
 DESCRIBING = ("config.json", "tokenizer.json", "preprocessor_config.json")
 """what must be there beside the weights, and is in the fingerprint"""
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _WRITE = "Write it with `save_pretrained(DIRECTORY)` of the model and of its processor."
 
 
@@ -53,7 +53,8 @@ def fingerprint(directory: Path) -> str:
 
 
 def require_backbone(directory: Path | None, vlm: Vlm, random: bool = False) -> Path:
-    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is.
+    """`directory`, if it is the one that `vlm` was described from. Raises `ConfigError` that says what else it is, and
+    as `require_model_directory` does.
 
     `random`: its weights are not wanted, so they may be missing.
     """
@@ -68,13 +69,8 @@ def require_backbone(directory: Path | None, vlm: Vlm, random: bool = False) -> 
             f"flow policy: the backbone in {directory} has fingerprint {found[:12]}, this network was made for "
             f"{vlm.fingerprint[:12]}. Copy {', '.join(DESCRIBING)} and the weights from the machine that trained it."
         )
+    require_model_directory(directory)
     if not random and not list(directory.glob("*.safetensors")):
-        pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
-        if pickles:
-            raise ConfigError(
-                f"{directory / pickles[0]}: a pickle, which may run code when read; weights must be safetensors. Load "
-                "it where you trust it and write it with `save_pretrained(DIRECTORY, safe_serialization=True)`."
-            )
         raise ConfigError(f"{directory}: no weights (*.safetensors). {_WRITE}")
     return directory
 
@@ -92,10 +88,7 @@ def preprocessing(directory: Path) -> tuple[list[float], list[float]]:
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_bytes(directory, name))
-    except ValueError as error:
-        raise ConfigError(f"{directory / name}: not JSON: {error}. {_WRITE}") from error
+    found = parse_json(_bytes(directory, name), directory / name, _WRITE)
     if not isinstance(found, dict):
         raise ConfigError(f"{directory / name}: not a JSON object. {_WRITE}")
     return found
@@ -105,6 +98,6 @@ def _bytes(directory: Path, name: str) -> bytes:
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; `vlm` is a local directory of a vision-language model.")
     try:
-        return (directory / name).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{directory / name}: {error.strerror or error}. {_WRITE}") from error
+        return read_file(directory / name, MAX_JSON_BYTES, directory)
+    except ConfigError as error:
+        raise ConfigError(f"{error} {_WRITE}") from error

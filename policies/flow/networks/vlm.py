@@ -134,7 +134,7 @@ def tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises whatever its parsers do
         raise ConfigError(f"{directory / 'tokenizer.json'}: cannot be read: {error}.") from error
 
@@ -143,7 +143,7 @@ def _model(directory: Path, random: bool) -> Any:
     from transformers import AutoConfig, AutoModel
 
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         if random:
             with torch.random.fork_rng(devices=[]):
                 torch.random.default_generator.manual_seed(0)
@@ -152,6 +152,7 @@ def _model(directory: Path, random: bool) -> Any:
             directory,
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=False,
             torch_dtype=torch.float32,
             output_loading_info=True,
         )

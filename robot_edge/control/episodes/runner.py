@@ -74,12 +74,13 @@ class EpisodeRunner:
         if not self._tracker.running:
             self._inbox.adopt_job()
         if not self._ensure_connected():
+            self._forget_scene()
             return False
         if self._tracker.running:
             return True
         if self._driver.stopped:
             # Whoever stopped it may have stepped in.
-            self._scene_ready, self._waited_ticks = not self._rules.reset_by_person, 0
+            self._forget_scene()
         if not self._scene_ready:
             self._await_scene(scene_ready, status_due)
             return False
@@ -94,7 +95,7 @@ class EpisodeRunner:
         stays_open = bool(self._rules.reset_by_person) and not discarded and episode.id != self._inbox.lost_episode
         outcome = self._tracker.end(self._clock.now_ns(), terminal, awaits_verdict=stays_open, discarded=discarded)
         self._inbox.count_episode(episode, outcome)
-        self._scene_ready, self._waited_ticks = not self._rules.reset_by_person, 0
+        self._forget_scene()
         if stays_open:
             self.review.open(episode, outcome)
 
@@ -118,13 +119,16 @@ class EpisodeRunner:
                 scene_ready = True
             elif self._tracker.running:
                 self._tracker.end_with(EpisodeOutcome(kind) if kind in VERDICTS else None)
-            elif kind in VERDICTS:
+            elif kind in VERDICTS and self.review.episode is not None:
                 self.review.judge(EpisodeOutcome(kind))
+            elif kind in VERDICTS:
+                self._judges_nothing(kind)
         return scene_ready
 
     def _discard(self, again: bool) -> None:
         episode = self._tracker.episode or self.review.episode
         if episode is None:
+            self._judges_nothing(OperatorCommandKind.rerecord if again else OperatorCommandKind.discard)
             return
         if self._tracker.running:
             self.end(discarded=True)
@@ -133,6 +137,13 @@ class EpisodeRunner:
             self.review.close()
         if again:
             self._inbox.repeat_episode(episode)
+
+    def _judges_nothing(self, kind: str) -> None:
+        self._notify("refused", f"'{kind}': no episode runs, and none waits for a word.")
+
+    def _forget_scene(self) -> None:
+        """It is not what it was when somebody said that it is ready."""
+        self._scene_ready, self._waited_ticks = not self._rules.reset_by_person, 0
 
     # --- between two episodes -------------------------------------------------------------------------------------
 
@@ -186,7 +197,6 @@ class EpisodeRunner:
         self._waited_ticks += 1
         waited_s = self._waited_ticks * self._rate.period_ns / 1e9
         if said_ready or 0 < self._rules.reset_s <= waited_s:
-            self.review.close()
             self._scene_ready = True
         if commanded.seen is None:
             # It was not reset since it was connected: nobody knows yet where it is.
@@ -200,7 +210,8 @@ class EpisodeRunner:
                 human_command_fresh=override.action(commanded.executed) is not None,
             )
             action = override.action(commanded.executed) if commanded.mode is Mode.human else None
-            blended = override.blend(commanded.mode, commanded.checked(action), commanded.executed)
+            action = commanded.checked(action)
+            blended = override.blend(commanded.mode, action, commanded.executed, commanded.waited)
             commanded.apply(blended, self._rate.next_ns)
 
     def _start(self, tick: int, status_due: bool) -> bool:
@@ -208,6 +219,7 @@ class EpisodeRunner:
         inbox, commanded, driver = self._inbox, self._commanded, self._driver
         commanded.decide(**self._conditions())
         if commanded.hold:
+            self._forget_scene()
             driver.look_at_rest(status_due=status_due, scene=commanded.seen is not None)
             return False
         commanded.decide(resetting=True)
@@ -219,12 +231,15 @@ class EpisodeRunner:
         commanded.seen = None
         self._rate.restart()
         if not done:
+            if done is not None:
+                self._forget_scene()
             commanded.hold_for(driver.fault)
             if done is not None and driver.connected:
                 # It is not the robot but the task: another one may go.
                 inbox.on_episode_begun()
             return False
         inbox.on_episode_begun()
+        self.review.close()
         self._override.new_scene()
         source = "evaluation" if inbox.evaluating else ""
         self._waited_ticks = 0

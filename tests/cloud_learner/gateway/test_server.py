@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
     CameraFrames,
+    EdgeEvent,
     EdgeStatus,
     Evaluate,
+    Evaluation,
     FetchWeights,
     Heartbeat,
     Hello,
@@ -34,6 +37,7 @@ from wire.messages.gateway import (
     Job,
     Nack,
     OperatorCommand,
+    Preview,
     Publish,
     Published,
     ReintroduceRequest,
@@ -375,3 +379,49 @@ def test_a_control_process_that_is_new_gets_seeds_that_were_not_used(hall: Hall)
     assert job.first_seed % 5_000 != 0
     (same,) = [m for m in hall.ask(peer, hello) if isinstance(m, Job)]
     assert (same.id, same.first_seed) == (job.id, job.first_seed)
+
+
+def test_pictures_are_of_cameras_that_the_robot_has(hall: Hall) -> None:
+    peer = hall.robot()
+    assert kinds(hall.ask(peer, Preview("robot-0", "front", 1, b"jpeg"))) == []
+    for number in range(5):
+        assert kinds(hall.ask(peer, Preview("robot-0", f"{number}" * 1000, 1, b"jpeg"))) == [Rejection]
+    assert [camera for _, camera, _ in hall.view.previews(0)[1]] == ["front"]
+    assert hall.gateway.refused == {"rejected": 5}
+
+
+def test_events_are_kept_as_fast_as_a_robot_may_have_them_and_no_longer_than_one_reads(hall: Hall) -> None:
+    peer = hall.robot()
+    hall.ask(peer, *[EdgeEvent("robot-0", 1, "k" * 1000, "d" * 10_000)] * 150)
+    # Introducing itself again gives it no more of them.
+    hall.ask(peer, Hello("robot-0", "edge", clock_name(), 1, 7, samples.spec(), ("reach", "push")))
+    hall.ask(peer, *[EdgeEvent("robot-0", 1, "k", "d")] * 100)
+    assert hall.gateway.refused == {"too_many_events": 50}
+    first = hall.ledger.events()[0]
+    assert (len(first.kind), len(first.detail)) == (64, 2000)
+    hall.clock.advance(10**9)
+    hall.ask(peer, *[EdgeEvent("robot-0", 1, "k", "d")] * 20)
+    assert hall.gateway.refused == {"too_many_events": 60}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"clock": "c" * 1000}, {"sent_ns": 2**64 - 1}, {"pid": -1}, {"tasks": ("t",) * 2000}]
+)
+def test_a_hello_that_cannot_be_kept_is_named_and_changes_nothing(hall: Hall, wrong: dict) -> None:
+    peer = hall.server.connect("robot-0")
+    hello = Hello("robot-0", "edge", "elsewhere", 1, 7, samples.spec(), ("reach", "push"))
+    (rejected,) = hall.ask(peer, msgspec.structs.replace(hello, **wrong))
+    assert isinstance(rejected, Rejection) and rejected.reason.startswith(next(iter(wrong)))
+    assert hall.ledger.robot("robot-0") is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"duration_s": math.nan}, {"label": "l" * 1000}, {"success": {"t" * 1000: 1.0}}, {"success": {"t": 7.0}}],
+)
+def test_an_evaluation_that_cannot_be_kept_is_refused(hall: Hall, wrong: dict) -> None:
+    peer = hall.server.connect("evaluator-0")
+    hall.ask(peer, Hello("evaluator-0", "evaluator", clock_name(), 1))
+    measured = Evaluation(1, {"reach": 0.5}, 5, 1, "after", 1, 2.0)
+    assert kinds(hall.ask(peer, msgspec.structs.replace(measured, **wrong))) == [Rejection]
+    assert hall.view.snapshot()["measured"] == {}

@@ -211,3 +211,23 @@ def test_people_hear_of_a_robot_that_the_way_of_stops_does_not_reach(ways: Ways)
     assert "has no connection for stops" in text
     ways.hall.pass_time(60)
     assert len(said()) == 1
+
+
+def test_a_stop_counts_whatever_it_is_called(ways: Ways) -> None:
+    ways.beat()
+    teleoperator = ways.apart.connect("teleoperator")
+    teleoperator.send(OperatorCommand("robot-0", "estop", stop="x" * 10_000))
+    ((kind, stop),) = ways.by_stop_way()
+    assert kind == "estop" and stop.startswith("teleoperator-") and len(stop) < 100
+    teleoperator.send(OperatorCommand("r" * 10_000, "estop", stop="1"))
+    assert ways.by_stop_way() == [] and ways.stops.refused == {"robot": 1}
+
+
+def test_what_hosts_answer_and_connections_that_are_gone_take_no_more_and_more_room(ways: Ways) -> None:
+    for number in range(300):
+        ways.line.send(StopShown(StopState({f"{number}-{stop}": "who" for stop in range(100)})))
+        ways.apart.connect(f"robot-0@{number + 2}").send(Heartbeat(1))
+        ways.clock.advance(SECOND)
+        ways.stops.poll()
+    assert len(ways.stops._answered_ns) <= 4096
+    assert len(ways.stops._heard_ns["robot-0"]) <= 3

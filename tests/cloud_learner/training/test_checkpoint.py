@@ -1,7 +1,10 @@
 """Checkpoints: whole or not there, two kept, damage noticed and passed over."""
 
+import hashlib
+import json
 import logging
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -145,3 +148,47 @@ def test_moments_and_the_average_are_in_it(tmp_path):
     ):
         assert name in names
     assert np.isfinite(train(subject, 1, 1)).all()
+
+
+def named(directory, data):
+    """A file whose name vouches for it, whoever made it."""
+    path = directory / f"00000001-{hashlib.sha256(data).hexdigest()}.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+def headed(header, data=0):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("was run",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Evil()),
+        headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}, 4),
+        headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 4]}}, 4),
+        headed({"__metadata__": {"format": "1", "learner": "[" * 10**5, "meta": "{}"}}),
+        headed({"__metadata__": {"format": "1"}}),
+        (2**40).to_bytes(8, "little") + b"{}",
+    ],
+)
+def test_a_file_that_vouches_for_harm_is_damaged(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    named(tmp_path, data)
+    with pytest.raises(CorruptDataError, match=r"all checkpoints in .* are damaged"):
+        checkpoint.load_newest(tmp_path)
+    assert not (tmp_path / "was run").exists()
+
+
+def test_a_link_out_of_the_directory_is_not_read(tmp_path):
+    kept = checkpoint.save(tmp_path / "other", learner().state(), {})
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / kept.name).symlink_to(kept)
+    with pytest.raises(CorruptDataError, match="are damaged"):
+        checkpoint.load_newest(tmp_path / "here")

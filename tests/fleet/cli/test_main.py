@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -54,6 +55,28 @@ def test_mistakes_are_answered_in_one_clear_line(arguments: tuple[str, ...], wor
     done = vla_fleet(*arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_mistake_is_one_object_where_logs_are_json(tmp_path: Path) -> None:
+    words = ["edge", "--name", "robot-0", "--keys", "/nonexistent", "--data", str(tmp_path)]
+    environment = {**os.environ, "VLA_FLEET_LOG_FORMAT": "json"}
+    command = [sys.executable, "-m", "fleet.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, env=environment)
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert done.returncode == 1
+    assert (line["process"], line["robot"], line["level"]) == ("edge", "robot-0", "CRITICAL")
+    assert "vla-fleet keys robot-0" in line["message"]
+
+
+def test_a_port_for_figures_that_is_taken_is_named(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["gateway", "robot-0"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = vla_fleet("edge", "--recipe", "fake", "--data", str(tmp_path), "--metrics-port", str(port))
+    assert done.returncode == 1
+    assert f"metrics: port {port} on 127.0.0.1 is used by another program" in done.stderr
 
 
 def test_an_unknown_task_gets_the_nearest(tmp_path: Path) -> None:

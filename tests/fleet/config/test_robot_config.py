@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,21 @@ def test_toml_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "robot.toml").write_text("[")
     with pytest.raises(ConfigError, match=r"robot\.toml: .*Give JSON, or a file of JSON or TOML"):
         read_robot_config(str(tmp_path / "robot.toml"))
+
+
+@pytest.mark.parametrize("name", ["robot.toml", "robot.json"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "nested", "bytes", "huge"])
+def test_a_file_that_does_not_end_or_is_none_is_named(kind: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "nested":
+        path.write_text(("x = " if name.endswith("toml") else '{"x": ') + "[" * 10**5)
+    else:
+        path.write_bytes(b"\xff\xfe")
+        if kind == "huge":
+            os.truncate(path, 2**40)
+    with pytest.raises(ConfigError, match=f"--robot-config {path}"):
+        read_robot_config(str(path))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
+import socket
+from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 
+from cloud_learner.training.trainer import TrainerCounts
+from fleet.config.process_options import TrainerOptions
+from fleet.launch import builders, factories
 from fleet.launch.builders import wait_for_buffer
 from wire.errors import (
     ConfigError,
@@ -52,3 +60,38 @@ def test_it_ends_when_it_is_asked_to() -> None:
         raise StorageError("away.")
 
     assert wait_for_buffer(make, lambda: next(asked)) is None
+
+
+def test_a_trainer_shows_its_figures_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pages = []
+
+    class Learning:
+        """Ends with its first step."""
+
+        learner = SimpleNamespace(gradient_steps=0)
+        session = SimpleNamespace(raise_if_rejected=lambda: None)
+        counts = TrainerCounts(version=7)
+        stopping = False
+
+        def step(self) -> bool:
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                pages.append(answer.read())
+            self.stopping = True
+            return True
+
+        def close(self) -> None:
+            pages.append(b"closed")
+
+    monkeypatch.setattr(builders, "gateway_channel", lambda options, name: contextlib.nullcontext())
+    monkeypatch.setattr(factories, "make_trainer", lambda *args, **options: Learning())
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        builders.run_trainer(TrainerOptions(recipe="fake", metrics_port=port))
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+    assert b"vla_fleet_trainer_policy_version 7.0" in pages[0]
+    assert pages[1:] == [b"closed"]

@@ -25,12 +25,12 @@ OUTSIDE = "tests.e2e.outside_recipe:recipe"
 
 def test_what_the_recipe_knows_need_not_be_said() -> None:
     recipe = get_recipe("fake")
-    config = complete_config(recipe, '{"reset": true}', "/left")
+    config = complete_config(recipe, '{"stop": true}', "/left")
     assert config.spec == recipe.spec
     assert config.tasks == recipe.instructions
     assert config.namespace == "/left"
-    assert config.reset
-    assert not config.stop
+    assert config.stop
+    assert not config.reset
 
 
 def test_what_is_given_wins() -> None:
@@ -102,7 +102,7 @@ def test_names_resolve_as_ros_resolves_them(name: str, namespace: str, whole: st
 
 def test_what_was_completed_is_what_the_edge_reads(tmp_path: Path) -> None:
     recipe = get_recipe("fake")
-    config = complete_config(recipe, '{"reset": true}', "/left")
+    config = complete_config(recipe, '{"stop": true}', "/left")
     write_config(config, tmp_path / "edges" / "left" / "robot.json")
     driven = Overrides(robot="ros2", robot_config=str(tmp_path / "edges" / "left" / "robot.json")).applied(recipe)
     assert driven.robot == "ros2"

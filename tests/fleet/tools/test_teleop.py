@@ -193,6 +193,17 @@ def test_what_the_robot_makes_of_it(scene: Scene) -> None:
             executed = done
 
 
+def test_a_command_is_as_old_as_what_the_device_said(scene: Scene) -> None:
+    scene.run(0.5)
+    said_ns = scene.clock.now_ns()
+    scene.hand.wants = msgspec.structs.replace(drive(0.5, 0, 0, 1), time_ns=said_ns)
+    scene.run(0.5)
+    assert {wish.captured_ns for wish in scene.wishes if wish.kind == "command"} == {said_ns}
+    scene.hand.wants = drive(0.5, 0, 0, 1)
+    scene.run(1 / 30)
+    assert scene.wishes[-1].captured_ns == scene.clock.now_ns(), "one that does not say when says it now"
+
+
 def test_the_lease_lives_while_the_program_does_and_ends_without_it(scene: Scene) -> None:
     scene.run(0.3)
     scene.hand.wants = drive(0.5, 0, 0, 1)
@@ -299,7 +310,7 @@ def test_a_stop_that_cannot_leave_is_said_and_sent_later(scene: Scene) -> None:
     scene.server.cut.add("teleoperator")
     scene.hand.wants = TeleopCommand(estop=True)
     scene.run(0.2)
-    assert "The stop did not leave this computer" in scene.said[-1]
+    assert "The gateway has not heard the stop yet" in scene.said[-1]
     scene.server.cut.clear()
     scene.run(0.2)
     assert scene.robot.mode == "estop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from hal.driver_host.protocol import socket_address
 from hal.driver_host.proxy import RobotProxy
-from hal.driver_host.server import run_driver_server
+from hal.driver_host.server import DriverServer, run_driver_server
 from hal.driver_host.stop_line import StopListener, StopOrder, send_order, stop_address
 from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeRobot
 from hal.interfaces.robot import Feedback
@@ -207,6 +208,27 @@ def test_without_a_host_it_says_so(place: Path) -> None:  # noqa: F811
         send_order(place, StopOrder("stop", "1", "anna"), 0.1)
 
 
+def test_a_full_disk_keeps_no_order_from_the_host(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    robot = LimitedRobot(Arm(), FAKE_LIMITS)
+    listener = StopListener(place, robot, lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self/fdinfo")  # where nobody can make a file
+    try:
+        assert send_order(place, StopOrder("stop", "a", "anna"), 5.0).stops == {"a": "anna"}
+    finally:
+        listener.close()
+
+
+def test_nobody_waits_for_a_host_that_has_not_come_to_its_stops(place: Path) -> None:  # noqa: F811
+    server = DriverServer(Arm(), place, FAKE_LIMITS)
+    pressed = threading.Thread(target=lambda: [server.robot.on_stop() for _ in range(5000)], daemon=True)
+    try:
+        pressed.start()
+        pressed.join(30)
+        assert not pressed.is_alive(), "its main thread may be in a call of the driver"
+    finally:
+        server.close()
+
+
 def test_a_start_that_waited_in_the_socket_of_a_host_that_hung_starts_nothing(place: Path) -> None:  # noqa: F811
     hung, free = threading.Event(), threading.Event()
     robot = LimitedRobot(Arm(), FAKE_LIMITS)
@@ -272,5 +294,23 @@ def test_a_start_without_a_time_starts_nothing(place: Path) -> None:  # noqa: F8
             for _ in range(2):
                 line.sendto(msgspec.msgpack.encode(StopOrder("start", "a")), socket_address(stop_address(place)))
         assert send_order(place, StopOrder("ask"), 5.0).ready
+    finally:
+        listener.close()
+
+
+def test_whatever_else_comes_the_next_stop_is_heard(tmp_path: Path) -> None:
+    robot = LimitedRobot(Arm(), FAKE_LIMITS)
+    path = tmp_path / "host"
+    listener = StopListener(path, robot, lambda: None)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+            for data in (b"\x92\xa4stop\xa2\xff\xfe", b"\x91" * 5000, b"", b"\x92\xa4jump\xa1x"):
+                line.sendto(data, str(stop_address(path)))
+        assert send_order(path, StopOrder("stop", "1", "anna"), 60.0).stops == {"1": "anna"}
+        assert listener.refused == {"malformed": 4}
+        # as many as are remembered, of names as long as a datagram
+        for number in range(40):
+            shown = send_order(path, StopOrder("stop", f"{number}-" + "x" * 20_000, "y" * 20_000), 60.0)
+        assert len(shown.stops) == 32
     finally:
         listener.close()

@@ -77,7 +77,7 @@ def test_without_a_brake_the_driver_is_cut_off_soon_and_the_next_one_stops_it(
     assert processes.lines()[-1][2] == [0.5], "nobody could tell it to stand"
     processes.path.with_name("block_in_read").unlink()
     processes.wait()
-    processes.start("tests.hal.driver_host.hosting", "braked-wheels", str(processes.path))
+    processes.start("tests.hal.driver_host.hosting", "wheels", str(processes.path))
     robot.connect()
     assert processes.lines()[-1][2] == [0.0], "whoever has it next does not wait for a scene"
     robot.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import zlib
 from pathlib import Path
 
 import cv2
@@ -246,3 +248,42 @@ def test_a_file_of_another_robot_than_when_it_was_made_is_refused(file: Path, tm
     write_episode(file, other, segments)
     with pytest.raises(Exception, match="the file changed since the robot was made"):
         robot.connect()
+
+
+def test_a_picture_that_claims_gigabytes_is_not_decoded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, segments = read_episode(file)
+    bomb = b"\xff\xd8\xff\xc0\x00\x0b\x08\x7f\xff\x7f\xff\x01\x01\x11\x00\xff\xd9"
+    frames = segments[0].frames["front"]
+    changed = msgspec.structs.replace(frames, encoded=(bomb,) * len(frames.encoded))
+    first = msgspec.structs.replace(segments[0], frames={"front": changed})
+    from wire.episode_file import write_episode
+
+    write_episode(file, header, (first, *segments[1:]))
+    robot = ReplayRobot(ReplayConfig(str(file)))
+    robot.connect()
+    robot.reset(robot.tasks[0], 0)
+    with pytest.raises(CorruptDataError, match="is of 32767x32767"):
+        robot.read()
+
+
+def test_a_pipe_under_the_name_of_an_episode_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.episode")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_header(tmp_path / "a.episode")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",  # a list of so many
+        b"\xc6\xff\xff\xff\xff",  # so many bytes
+        b"\x92" * 10**6,
+        b"\x80\x04N.",
+        b"",
+    ],
+)
+def test_a_body_that_claims_more_than_there_is(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "a.episode"
+    path.write_bytes(MAGIC + struct.pack("<QI", len(body), zlib.crc32(body)) + body)
+    with pytest.raises(CorruptDataError, match=r"a\.episode: its header cannot be read"):
+        read_header(path)

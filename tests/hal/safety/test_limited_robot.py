@@ -9,7 +9,7 @@ from hal.interfaces.dynamics import ActionStateMapping
 from hal.interfaces.robot import Feedback
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limits import SafetyLimits
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError, InvalidDataError, RobotError, RobotStoppedError
 from wire.types import CommandType, Dimension, Observation, RobotSpec
 
 SPEC = RobotSpec(
@@ -20,6 +20,7 @@ SPEC = RobotSpec(
     50.0,
 )
 """two targets, one of them named unlike what is measured of it"""
+VELOCITY = CommandType.velocity
 FINGER = ActionStateMapping("finger", "finger_width", 80.0)
 
 
@@ -44,6 +45,72 @@ class Arm:
         return Feedback(self._array)
 
     def close(self) -> None: ...
+
+
+class Base(Arm):
+    """Goes on by the velocity it was told last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = RobotSpec("base", SPEC.state, (*SPEC.action[:1], Dimension("v", "m/s", -1, 1, VELOCITY)), (), 50.0)
+        self.velocity, self.connected, self.real = 0.5, False, True
+
+    def connect(self) -> None:
+        self.connected = True
+
+    def write(self, action: np.ndarray) -> Feedback:
+        self.velocity = float(action[1])
+        return super().write(action)
+
+
+class BrakedBase(Base):
+    def stop_motion(self) -> None:
+        self.velocity = 0.0
+
+
+class SceneBase(Base):
+    """Takes commands in a scene only."""
+
+    def write(self, action: np.ndarray) -> Feedback:
+        raise RobotError("write without a scene.")
+
+
+class StandingBase(SceneBase):
+    def stop_velocities(self) -> None:
+        self.velocity = 0.0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("kind", [Base, BrakedBase, StandingBase])
+def test_what_somebody_else_left_driving_stands_when_it_is_connected(kind: type[Base], stopped: bool) -> None:
+    base = kind()
+    robot = LimitedRobot(base)
+    if stopped:
+        robot.stop("1", "anna")
+    robot.connect()
+    assert base.velocity == 0 and all(action.tolist() == [50.0, 0.0] for action in base.written)
+    assert robot.executed is None and not robot.coasting
+    if stopped:
+        with pytest.raises(RobotStoppedError, match="is not reset: it was stopped by anna"):
+            robot.reset("stay", 0)
+
+
+def test_a_real_one_that_cannot_be_told_is_not_taken_for_connected() -> None:
+    base = SceneBase()
+    robot = LimitedRobot(base)
+    for _ in range(2):
+        with pytest.raises(RobotError, match=r"could not be told to stand: write without a scene\. Look at it"):
+            robot.connect()
+    base.real = False
+    robot.connect()
+
+
+def test_a_stopped_arm_is_not_connected() -> None:
+    arm = Arm()
+    robot = LimitedRobot(arm)
+    robot.stop("1", "anna")
+    with pytest.raises(RobotStoppedError, match="is not connected: it was stopped by anna"):
+        robot.connect()
 
 
 def limited(arm: Arm, limits: SafetyLimits | None = None) -> LimitedRobot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,11 @@ DEGREES = 180 / 3.14159
         ({"wheel": 100.0}, {}, "of wheel, which is in m/s a second, is 200 times what its bounds allow, 0.5"),
         ({"move_x": 0.01}, {}, "move_x, which is in cm/step a second, is 0.0005 times what its bounds allow, 20"),
         ({"joint": 90.0}, {"joint": 2.0}, "acceleration limit 2 of joint takes 45 s to stop"),
+        (
+            {"joint": 90.0},
+            {"joint": 180 * DEGREES},
+            "of joint takes 0.00873 s to stop from its velocity limit 90",
+        ),
     ],
 )
 def test_a_limit_that_cannot_be_meant_is_named(
@@ -81,13 +87,36 @@ def test_a_limit_that_cannot_be_meant_is_named(
     usual = proposed_limits(SPEC)
     limits = SafetyLimits(
         velocity={**usual.velocity, **velocity},
-        acceleration={**dict.fromkeys(usual.velocity, 1000000000.0), **acceleration},
+        acceleration={n: v / 0.06 for n, v in {**usual.velocity, **velocity}.items()} | acceleration,
         rest={"grip": 1.0},
     )
     with pytest.raises(ConfigError) as caught:
         require_limits(Real(), limits)
     assert said in str(caught.value)
     assert len(unit_faults(SPEC, limits, (0.05, 1000.0))) == 1
+
+
+def test_an_acceleration_that_is_reached_in_one_period_is_asked_about(caplog: pytest.LogCaptureFixture) -> None:
+    usual = proposed_limits(SPEC)
+    for ticks, said in ((1.0, False), (0.6, True)):
+        acceleration = {name: v * SPEC.control_hz / ticks for name, v in usual.velocity.items()}
+        require_limits(Real(), SafetyLimits(velocity=usual.velocity, acceleration=acceleration, rest={"grip": 1.0}))
+        assert ("is the unit right? acceleration limit" in caplog.text) is said
+
+
+@pytest.mark.parametrize(
+    ("workspace", "meant"), [((-90.0, 90.0), False), ((0.0, 90.0), True), ((-3.5, 3.5), True), ((-90.0, 1.0), True)]
+)
+def test_a_workspace_that_keeps_nothing_out_is_named(workspace: tuple[float, float], meant: bool) -> None:
+    robot = Real()
+    joint = Dimension("joint", "rad", -3, 3)
+    robot.spec = RobotSpec("arm", (joint,), (joint,), (), 20.0)
+    limits = replace(proposed_limits(robot.spec), workspace={"joint": workspace})
+    if meant:
+        require_limits(robot, limits)
+    else:
+        with pytest.raises(ConfigError, match="workspace -90 to 90 of joint, which is -3 to 3 rad, keeps nothing out"):
+            require_limits(robot, limits)
 
 
 @pytest.mark.parametrize("factor", [DEGREES, 1 / DEGREES])

@@ -1,3 +1,5 @@
+import json
+
 import msgspec
 import pytest
 import torch
@@ -97,3 +99,28 @@ def test_tensors_that_do_not_fit_are_named_and_nothing_is_copied():
     ):
         assert part in str(error.value)
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+
+
+def test_what_a_header_claims_is_not_believed(header):
+    text = msgspec.json.encode(header).decode()
+    spec = msgspec.to_builtins(header.spec)
+    many = spec | {"state": [spec["state"][0] | {"name": str(n)} for n in range(2000)]}
+    endless = text.replace('"config":{', '"config":{"a":' + "[" * 10**5 + "]" * 10**5 + ",")
+    for entries, message in (
+        ({"__metadata__": {str(n): "" for n in range(10**6)}}, "above the cap"),
+        ({"__metadata__": {"vla_fleet": text}, "a": tensor([2**38], 2**40)}, "the file has 4"),
+        ({"__metadata__": {"vla_fleet": text}, "a": tensor([2**38], 4)}, "cannot be the bytes"),
+        (
+            {"__metadata__": {"vla_fleet": msgspec.json.encode({**json.loads(text), "spec": many}).decode()}},
+            "at most 1024",
+        ),
+        ({"__metadata__": {"vla_fleet": endless}}, "cannot be read"),
+    ):
+        encoded = json.dumps(entries).encode()
+        data = len(encoded).to_bytes(8, "little") + encoded + bytes(4 if "a" in entries else 0)
+        with pytest.raises(WeightsError, match=message):
+            unpack(data)
+
+
+def tensor(shape, end):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}

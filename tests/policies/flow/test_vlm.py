@@ -220,7 +220,7 @@ def test_weights_of_another_model_are_refused(seeing, net, directory, copy, tmp_
     with pytest.raises(ConfigError, match="copy"):
         FlowPolicy(seeing, net, vlm=copy)
     (copy / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="copy: the vision-language model cannot be read"):
+    with pytest.raises(WeightsError, match=r"copy/model\.safetensors: 4 bytes that are no safetensors"):
         FlowPolicy(seeing, net, vlm=copy)
 
 

@@ -181,7 +181,8 @@ class TestFiles:
         file = tmp_path / "policy_preprocessor.json"
         with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: tokenizer_name is '/home/her/vlm'.*Copy"):
             resolve(tmp_path, "/home/her/vlm", "tokenizer_name", file)
-        assert resolve(tmp_path, "somebody/model", "tokenizer_name", file) == "somebody/model"
+        with pytest.raises(ConfigError, match=r"tokenizer_name is .somebody/model.*nothing is fetched.*hf download"):
+            resolve(tmp_path, "somebody/model", "tokenizer_name", file)
 
 
 class TestMapping:

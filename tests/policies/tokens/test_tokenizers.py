@@ -213,7 +213,7 @@ def test_a_changed_fast_tokeniser_is_refused(fast, old, new):
 
 def test_byte_pairs_that_grow_without_end_are_refused(fast):
     last = fast.vocabulary - 1
-    doubling = [[last + i, last + i] for i in range(60)]
+    doubling = [[last + i, last + i] for i in range(50_000)]
     text = fast.to_bytes().decode()
     grown = text[: text.rindex("]")] + "," + str(doubling)[1:] + "}"
     with pytest.raises(InvalidDataError, match="changed"):
@@ -236,6 +236,9 @@ def test_a_changed_residual_tokeniser_is_refused(residual):
             read_tokenizer(bad)
     with pytest.raises(InvalidDataError, match="no action tokeniser"):
         read_tokenizer(safetensors.numpy.save(tensors))
+    # chunks of so many actions would be allocated
+    with pytest.raises(InvalidDataError, match="never gives"):
+        read_tokenizer(safetensors.numpy.save(tensors, {"vla_fleet_tokenizer": f"residual_vq {2**40}"}))
 
 
 def test_configurations_that_cannot_work_are_refused():

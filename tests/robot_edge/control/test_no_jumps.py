@@ -18,7 +18,7 @@ from hal.interfaces.robot import Feedback
 from hal.safety.limited_robot import LimitedRobot
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
-from robot_edge.control.config import GateConfig, LoopConfig, ObservationLimits
+from robot_edge.control.config import EpisodeRules, GateConfig, LoopConfig, ObservationLimits
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
 from tests.people import Person
@@ -108,6 +108,8 @@ class Bench:
     operated: bool = False
     quick: bool = False
     blend_s: float = 0.5
+    attended: bool = False
+    """a person resets the scene"""
 
     def __post_init__(self) -> None:
         self.clock = ManualClock(10**9)
@@ -125,6 +127,7 @@ class Bench:
             self.clock,
             LoopConfig(
                 max_ticks=100_000,
+                episodes=EpisodeRules(reset_by_person=self.attended),
                 hand_back_blend_s=self.blend_s,
                 write_after_s=0.01 if self.quick else 0.0,
                 observation_limits=ObservationLimits(recover_ticks=1),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from robot_edge.flight_recorder.events import (
     TickBlock,
     TickRecord,
 )
-from robot_edge.flight_recorder.file import MAGIC, frame, frames
+from robot_edge.flight_recorder.file import MAGIC, MAX_RECORD_BYTES, frame, frames
 from robot_edge.flight_recorder.replay import read_records, replay
 from tests.robot_edge.flight_recorder.bench import FAKE, Bench, eventful, make_loop, shared
 from wire.errors import ConfigError, CorruptDataError, FleetError, RobotDisconnectedError, RobotError
@@ -401,3 +403,27 @@ def test_a_driver_may_use_a_frames_memory_again(tmp_path: Path) -> None:
 
     assert replay(tmp_path / "flight", make_loop, on_tick=look).differences == []
     assert len(set(images)) > 50
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (zlib.compress(bytes(MAX_RECORD_BYTES + 1)), "larger than .* when unpacked"),
+        (zlib.compress(bytes(100))[:-6], "is torn"),
+        (zlib.compress(b"\xdd\xff\xff\xff\xff"), "cannot be read"),  # a list of so many
+        (b"\x80\x04N.", "cannot be read"),
+    ],
+)
+def test_a_record_that_unpacks_without_end(tmp_path: Path, record: bytes, message: str) -> None:
+    path = tmp_path / "a.flight"
+    path.write_bytes(MAGIC + struct.pack("<II", len(record), zlib.crc32(record)) + record)
+    with pytest.raises(CorruptDataError, match=rf"a\.flight: a record .*{message}"):
+        replay(path, make_loop)
+
+
+def test_a_record_that_claims_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.flight"
+    path.write_bytes(MAGIC + struct.pack("<II", 2**32 - 1, 0))
+    os.truncate(path, 2**33)
+    with pytest.raises(ConfigError, match="with a whole header"):
+        replay(path, make_loop)

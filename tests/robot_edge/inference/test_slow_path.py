@@ -191,6 +191,10 @@ def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCa
     assert (thinker.versions, latent.data[0]) == ((2, 3), ord("X"))
 
 
+BOMB = b"\xff\xd8\xff\xc0\x00\x0b\x08\xff\xff\xff\xff\x01\x01\x11\x00\xff\xd9"
+"""a JPEG file of a few bytes that claims 65535x65535 pixels"""
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -198,6 +202,7 @@ def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCa
         (ThinkRequest(1, (1,), Observation(1, np.zeros(4, np.float32), {}, "")), "no image of camera 'front'"),
         (ThinkRequest(1, (1,), seen(1), {"front": b"no picture"}), "'front' is no JPEG"),
         (ThinkRequest(1, (1,), seen(1), {"front": b""}), "'front' is no JPEG"),
+        (ThinkRequest(1, (1,), seen(1), {"front": BOMB}), "'front' is no JPEG of a size that is decoded"),
         (ThinkRequest(1, (1,), seen(1), {"wrist": b"x"}), "camera 'wrist' without its time"),
     ],
 )

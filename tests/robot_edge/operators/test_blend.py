@@ -37,17 +37,19 @@ class Arm:
         self.human = OperatorOverride(SPEC, self.clock, LoopConfig(**config))  # type: ignore[arg-type]
         self.person = Person(self.clock)
         self.executed = np.array([0, 0, -1], np.float32)
+        self.waited = False
 
     def say(self, kind: str, *action: float) -> None:
         self.human.handle_command(self.person(kind, *action))
 
-    def tick(self, policy: tuple[float, ...] | None = None, hold: bool = False) -> np.ndarray:
-        """A control period; `policy`: what it plans."""
+    def tick(self, policy: tuple[float, ...] | None = None, hold: bool = False, waits: bool = False) -> np.ndarray:
+        """A control period; `policy`: what it plans; `hold`: by control; `waits`: its host holds it instead."""
         self.clock.advance(round(1e9 / HZ))
         wanted = self.human.action(self.executed) if self.human.in_control else policy and np.float32(policy)
         mode = Mode.hold if wanted is None or hold else Mode.human if self.human.in_control else Mode.policy
-        action = self.human.blend(mode, None if mode is Mode.hold else wanted, self.executed)
-        self.executed = self.executed * [1, 0, 1] if action is None else action
+        action = self.human.blend(mode, None if mode is Mode.hold else wanted, self.executed, self.waited)
+        self.executed = self.executed * [1, 0, 1] if action is None or waits else action
+        self.waited = waits
         return self.executed
 
 
@@ -139,6 +141,26 @@ def test_a_hold_in_between_is_no_jump_either() -> None:
     assert arm.executed[0] == pytest.approx(79, abs=8)
 
 
+def test_a_robot_that_its_host_holds_meanwhile_makes_up_for_nothing_at_once() -> None:
+    """Of a leader that is elsewhere, then of a policy that comes in after the person."""
+    arm = Arm()
+    arm.say("take_over")
+    arm.say("command", 90, 0, -1)
+    arm.tick()
+    for n in range(90):
+        arm.say("command", 90.01 + 0.02 * (n % 2), 0, -1)
+        before = arm.executed[0]
+        arm.tick(waits=n in (5, 20, 21, 22, 23))
+        assert abs(arm.executed[0] - before) <= 90 / TICKS + 0.05
+    assert arm.executed[0] == pytest.approx(90, abs=0.05)
+    arm.say("hand_back")
+    for n in range(90):
+        before = arm.executed[0]
+        arm.tick((-10, 0, -1), waits=n in (5, 20, 21, 22, 23))
+        assert abs(arm.executed[0] - before) <= 100 / TICKS + 0.05
+    assert arm.executed[0] == -10
+
+
 def test_without_a_time_everything_is_at_once() -> None:
     arm = Arm(takeover_blend_s=0, hand_back_blend_s=0)
     arm.say("take_over")
@@ -205,7 +227,8 @@ def test_whoever_comes_and_goes_no_step_is_a_jump(seed: int) -> None:
             arm.say("command", leader, 0, -1)
         plan = arm.executed[0] + rng.uniform(-1, 1)
         before = arm.executed[0]
-        arm.tick((plan, 0, -1) if rng.random() < 0.95 else None, hold=rng.random() < 0.02)
+        holds, waits = rng.random(2) < 0.02
+        arm.tick((plan, 0, -1) if rng.random() < 0.95 else None, holds, waits)
         assert abs(arm.executed[0] - before) <= 330 / TICKS + 8
         farthest = max(farthest, abs(arm.executed[0]))
     assert farthest > 50

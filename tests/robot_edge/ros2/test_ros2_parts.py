@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import subprocess
 import sys
 import threading
@@ -15,12 +16,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from hal.driver_host.stop_line import StopListener
+from hal.drivers.fake import FakeRobot
+from hal.safety.limited_robot import LimitedRobot
 from hal.safety.stop_latch import StopLatch
 from robot_edge.control.mode import HoldReason
+from robot_edge.ros2 import operator as operator_module
 from robot_edge.ros2.diagnostics import ERROR, OK, STALE, WARN, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters, usage
 from robot_edge.ros2.topics import Endpoint, describe_missing
+from tests.hal.driver_host.test_proxy import place  # noqa: F401
 from wire.errors import ConfigError
 from wire.messages.gateway import EdgeEvent, EdgeStatus, OperatorCommand
 from wire.stop_state import StopState
@@ -266,17 +272,64 @@ def test_what_was_so_before_does_not_count_as_the_wish_come_true() -> None:
     assert "did not confirm" in operator.command("estop", lambda status: status.mode == "estop", 0.2)
 
 
+class Nobody:
+    """An uplink that does not listen."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def send(self, message: object) -> bool:
+        self.asked.append(message)
+        return False
+
+    def recv(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+def slow_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no reason to go by another way in these tests."""
+    monkeypatch.setattr(operator_module, "ANSWER_S", 30.0)
+
+
+@pytest.mark.usefixtures("slow_host")
+def test_without_an_uplink_a_robot_is_stopped_by_its_host(place: Path) -> None:  # noqa: F811
+    robot, uplink = LimitedRobot(FakeRobot()), Nobody()
+    with contextlib.closing(StopListener(place, robot, lambda: None)):
+        operator = Ros2Operator("left", uplink, host=place)
+        assert operator.stop(0.1) == ""
+        assert uplink.asked == [], "a copy might come after the release"
+        assert list(robot.stop_state().stops.values()) == ["ros"]
+        assert operator.stop_state == robot.stop_state()
+        assert "does not listen" in operator.release(0.1)
+        assert robot.stop_state().stops
+
+
+@pytest.mark.usefixtures("slow_host")
+def test_a_stop_at_the_host_is_taken_back_as_any_other(place: Path) -> None:  # noqa: F811
+    with Robot() as robot:
+        hosted = LimitedRobot(FakeRobot(), latch=robot.latch)
+        with contextlib.closing(StopListener(place, hosted, lambda: None)):
+            operator = Ros2Operator("left", robot.theirs, host=place)
+            assert operator.stop(5.0) == ""
+            assert list(operator.stop_state.stops.values()) == ["ros"]
+            assert operator.release(5.0) == ""
+            assert operator.stop_state.ready and not operator.stop_state.stops
+
+
+def test_where_no_host_answers_the_uplink_is_told_to_stop(place: Path) -> None:  # noqa: F811
+    with Robot() as robot:
+        operator = Ros2Operator("left", robot.theirs, host=place)
+        assert operator.stop(5.0) == ""
+        assert list(robot.latch.state.stops.values()) == ["ros"]
+        assert operator.release(5.0) == ""
+        assert operator.stop_state.ready
+
+
 def test_nobody_at_the_other_end_is_said() -> None:
-    class Nobody:
-        def send(self, message: object) -> bool:
-            return False
-
-        def recv(self) -> None:
-            return None
-
-        def close(self) -> None:
-            return None
-
     problem = Ros2Operator("left", Nobody()).command("estop", lambda status: True, 0.1)
     assert "does not listen" in problem
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hal.driver_host.stop_line import StopOrder
@@ -557,3 +558,19 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
     desk.uplink.poll()
     assert asked() == [False]
+
+
+def test_versions_and_parts_that_cannot_be_change_nothing(desk: Desk) -> None:
+    desk.hello()
+    assert fetch(desk, 1, b"one") == [1]
+    sound = version(2, b"two")
+    for wrong in ({"sha256": "\0" * 64}, {"sha256": "../" * 30}, {"number": -1}, {"size_bytes": 0}):
+        desk.server.send("robot-0", VersionAvailable(msgspec.structs.replace(sound, **wrong), 5))
+        desk.uplink.poll()
+    assert desk.received(FetchWeights) == []
+    assert desk.uplink.weights.refused == {"impossible_version": 4}
+    desk.server.send("robot-0", VersionAvailable(sound, 5))
+    desk.server.send("robot-0", WeightBytes(2, 0, b"more than was announced"))
+    desk.uplink.poll()
+    assert desk.uplink.weights.refused["impossible_part"] == 1
+    assert fetch(desk, 2, b"two") == [2]

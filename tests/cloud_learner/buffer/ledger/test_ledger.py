@@ -339,6 +339,9 @@ def test_robots_specs_and_clock_offsets(ledger):
         kept = connection.execute(sa.select(offsets.robot, offsets.measured_ns, offsets.offset_ns).order_by(offsets.id))
         assert kept.all() == [("r1", 70, -1234), ("r1", 90, -1200)]
     assert ledger.robot("r1").clock_offset_ns == -1200
+    # as it was known then, and before that as it was found first
+    assert [ledger.clock_offset_at("r1", at_ns) for at_ns in (10, 70, 89, 90, 10**18)] == [-1234] * 3 + [-1200] * 2
+    assert ledger.clock_offset_at("trainer", 80) == 0
 
 
 def test_measurements_applied_and_events(ledger):

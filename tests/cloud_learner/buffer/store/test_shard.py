@@ -1,9 +1,11 @@
+import google_crc32c
 import msgspec
 import numpy as np
 import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numcodecs import zstd
 from zarr.buffer.cpu import Buffer as CPUBuffer
 from zarr.storage import MemoryStore
 
@@ -141,3 +143,48 @@ def test_damage_is_noticed_and_only_where_it_is(tmp_path):
         _read(objects, spans)
     objects.put(KEY, good)
     assert _read(objects, spans) == records
+
+
+def _object(chunk, index=None):
+    """An object with one chunk, whose index and checksums are right, as somebody would make it who means harm."""
+
+    def checked(data):
+        return data + google_crc32c.value(data).to_bytes(4, "little")
+
+    chunks = SHARD_BYTES // (256 * 1024)
+    begin = 16 * chunks + 4
+    table = np.full((chunks, 2), 2**64 - 1, "<u8")
+    table[0] = index or (begin, len(chunk) + 4)
+    return checked(table.tobytes()) + checked(chunk)
+
+
+def _claiming(size):
+    """A frame of zstd that says it unpacks to so many bytes."""
+    return b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"\x01\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_object(_claiming(2**40)), f"a chunk of it has {2**40} bytes"),
+        (_object(_claiming(256 * 1024)), "cannot be unpacked"),
+        (_object(zstd.compress(bytes(2**26), 19)), f"a chunk of it has {2**26} bytes"),
+        (_object(zstd.compress(bytes(256 * 1024)) + zstd.compress(bytes(2**26))), "cannot be unpacked"),
+        (_object(zstd.compress(b"x")), "a chunk of it has 1 bytes"),
+        (_object(b""), "a chunk of it has 0 bytes"),
+        (_object(b"x", (4100, 2**40)), "chunk 0 cannot be the 1099511627776 bytes"),
+        (_object(b"x", (2**60, 10)), "chunk 0 cannot be the 10 bytes"),
+        (_object(b"x", (0, 10)), "chunk 0 cannot be the 10 bytes"),
+    ],
+)
+def test_what_an_object_claims_is_not_allocated(tmp_path, data, message):
+    objects = open_objects(tmp_path)
+    objects.put(KEY, data)
+    with pytest.raises(CorruptDataError, match=f"{KEY}: .*{message}"):
+        _read(objects, [(0, 10)])
+
+
+@pytest.mark.parametrize("span", [(0, 2**60), (-1, 10), (10, 5), (2**62, 2**62 + 1)])
+def test_what_the_ledger_claims_is_not_allocated(tmp_path, span):
+    with pytest.raises(CorruptDataError, match="the ledger says"):
+        _read(open_objects(tmp_path), [span])

@@ -157,7 +157,7 @@ def test_common_limits_are_narrowed_to_this_arm(bus: FeetechBus, tmp_path: Path)
 def begin(robot: LeRobotRobot) -> None:
     """Reset it and go to its rest pose, as control does."""
     clock = MonotonicClock()
-    motion = RestMotion(robot.spec, robot.reset("pick", 0), robot.read().state, clock)
+    motion = RestMotion(robot.spec, robot.reset("pick", 0), robot.read().state)
     due_ns = clock.now_ns()
     while (action := motion.next_action(robot.read().state)) is not None:
         motion.on_executed(robot.write(action).executed)

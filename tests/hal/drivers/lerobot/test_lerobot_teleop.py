@@ -285,8 +285,12 @@ def test_a_device_that_stands_still_holds(phone: Phone) -> None:
     config = LeRobotTeleopConfig("phone", names=NAMES, scale={"grip": 100.0}, engage="always", rate_hz=0.5)
     device = LeRobotTeleop(config, clock)
     device.connect(SPEC)
-    assert heard(device, lambda intent: intent.action is not None, of=SPEC)
-    clock.advance(600_000_000)
+    said = heard(device, lambda intent: intent.action is not None, of=SPEC)
+    clock.advance(200_000_000)
+    again = device.read(pose_of(SPEC, None), True)
+    assert again.action is not None
+    assert said.time_ns == again.time_ns == 10**9, "no fresher for being asked for again"
+    clock.advance(100_000_000)
     assert device.read(pose_of(SPEC, None), True).action is None
     assert device.hint == "lerobot teleoperator 'phone' says nothing any more: the robot holds"
     device.close()

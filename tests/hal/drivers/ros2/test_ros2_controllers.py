@@ -160,7 +160,7 @@ def test_arm_gripper_and_base_take_what_is_theirs_and_stand_when_it_closes(witne
         assert witness.joints == still
         assert still["turn"][0] == pytest.approx(-0.1, abs=1e-6)
         assert not witness.refused
-        assert all(15 < one["taken"] <= 21 for one in witness.controllers.values())
+        assert all(15 < one["taken"] <= 22 for one in witness.controllers.values()), "connecting and closing it too"
 
 
 SLOW_ARM = RobotSpec("slow", (joint("lift"),), (joint("lift"),), (), 2.0)
@@ -286,6 +286,23 @@ def test_a_controller_that_is_not_there_or_takes_something_else_is_named(witness
         slack = Ros2Robot(replace(CONFIG, connect_timeout_s=4.0, qos=QosConfig(command="best_effort")))
         with pytest.raises(RobotError, match="eliab"):
             slack.connect()
+
+
+def test_a_base_that_a_killed_process_left_driving_is_stopped_though_the_robot_is(witness: Witness) -> None:
+    with running(witness, joints=JOINTS, controllers={"arm": ARM_PEER, "gripper": FINGER_PEER, "base": BASE_PEER}):
+        killed = Ros2Robot(CONFIG)
+        killed.connect()
+        killed.reset("anything", 0)
+        drive(killed, [[0.2, -0.1, 0.03, 0.2, 0.0]] * 5)
+        wait_until(lambda: witness.joints["left"][1] > 1.9)
+        killed._release()
+        arm = witness.controllers["arm"]["taken"]
+        robot = LimitedRobot(Ros2Robot(CONFIG), LIMITS)
+        robot.stop("1", "anna")
+        robot.connect()
+        wait_until(lambda: witness.joints["left"][1] == 0.0)
+        assert witness.controllers["arm"]["taken"] == arm
+        robot.close()
 
 
 def test_a_controller_that_goes_away_stops_the_base_and_sends_nobody_a_target(witness: Witness) -> None:

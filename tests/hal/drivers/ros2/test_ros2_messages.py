@@ -242,5 +242,8 @@ def test_a_configuration_is_checked_against_its_spec(tmp_path) -> None:
         Ros2Config(ARM, stepped=True)
     with pytest.raises(ConfigError, match="stepped needs stamps: header"):
         Ros2Config(ARM, stepped=True, executed=True, stamps="arrival")
+    with pytest.raises(ConfigError, match=r"reset moves a real robot .* set stop: true"):
+        Ros2Config(ARM, reset=True)
+    assert Ros2Config(ARM, reset=True, stop=True).reset and Ros2Config(ARM, reset=True, simulated=True).reset
     with pytest.raises(ConfigError, match="say which state dimension move_y, move_z"):
         robot_spec(Ros2Config(fake_spec(FakeConfig()), targets={"move_x": IntegrationTarget("x")}))

@@ -33,12 +33,13 @@ from wire.errors import ConfigError, RobotError
 from wire.messages.gateway import Job
 from wire.messages.local import EpisodeEnded, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
-from wire.types import Dimension, Frame, Observation, RobotSpec, Step
+from wire.types import CommandType, Dimension, Frame, Observation, RobotSpec, Step
 
 pytestmark = needs_ros
 
 from hal.drivers.ros2.config import IntegrationTarget, Ros2Config, Topics  # noqa: E402
 from hal.drivers.ros2.messages import JOINT_STATE, TRAJECTORY, joint_state, raw_image  # noqa: E402
+from hal.drivers.ros2.output_config import Output, OutputKind  # noqa: E402
 from hal.drivers.ros2.robot import Ros2Robot  # noqa: E402
 from hal.drivers.ros2.sim_node import describe  # noqa: E402
 from hal.drivers.ros2.wrapper import RosNode, interface  # noqa: E402
@@ -372,6 +373,39 @@ def test_integrated_deltas_are_targets_from_where_the_robot_was(bare: Bare) -> N
     robot.reset("anything", 0)
     assert robot.write(np.array([1.0, 0.0, 0.0, 0.0], np.float32)).executed == pytest.approx([0, 0, 0, 0], abs=1e-5)
     robot.close()
+
+
+@pytest.mark.parametrize("ended", ["by a command", "by its end"])
+def test_a_base_is_stopped_when_nobody_knows_where_the_targets_of_its_arm_begin(bare: Bare, ended: str) -> None:
+    bare.names, bare.state = ["lift"], np.array([0.5])
+    actions = (
+        Dimension("move_lift", "rad", -0.05, 0.05, CommandType.delta),
+        Dimension("drive", "m/s", -1.0, 1.0, CommandType.velocity),
+    )
+    outputs = (
+        Output(kind=OutputKind.forward, topic="arm", dimensions=("move_lift",)),
+        Output(kind=OutputKind.twist, topic="cmd_vel", dimensions=("drive",), axes=("linear.x",)),
+    )
+    arm: list[Any] = []
+    base: list[Any] = []
+    bare.node.subscribe(OutputKind.forward.type, "arm", arm.append)
+    bare.node.subscribe(OutputKind.twist.type, "cmd_vel", base.append)
+    targets = {"move_lift": IntegrationTarget("lift")}
+    spec = RobotSpec("mobile-arm", JOINTS[:1], actions, (), 20.0)
+    robot = Ros2Robot(Ros2Config(spec, outputs=outputs, targets=targets, max_age_s=0.5, connect_timeout_s=20.0))
+    robot.connect()
+    robot.reset("anything", 0)
+    robot.write(np.array([0.01, 0.5], np.float32))
+    wait_until(lambda: base)
+    bare.shown = False
+    wait_until(lambda: said_by(robot, "joint states on '/joint_states' are"))
+    if ended == "by a command":
+        with pytest.raises(RobotError, match="joint states on '/joint_states' are"):
+            robot.write(np.array([0.0, 0.5], np.float32))
+    robot.close()
+    wait_until(lambda: len(base) > 1)
+    assert [message.linear.x for message in base] == [0.5, 0.0]
+    assert len(arm) == 1
 
 
 def test_silence_is_an_error_and_over_when_it_is_over(bare: Bare, connected: Ros2Robot) -> None:

@@ -17,8 +17,8 @@ from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from tests.robot_edge.control.test_loop import Bench
-from wire.errors import ConfigError
-from wire.messages.gateway import EdgeStatus, Job, Segment, VersionActivated
+from wire.errors import ConfigError, RobotError
+from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, Segment, VersionActivated
 from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.memory_channel import memory_pair
 from wire.types import EPISODE_COMMANDS, EpisodeOutcome
@@ -51,6 +51,7 @@ class Attended(Bench):
         self.recorder = EpisodeRecorder("robot-0", self.spool, memory_pair()[0], self.clock, 20)  # type: ignore[arg-type]
         self.answer = np.array([0.3, 0.1, 0.0, 0.2], np.float32)
         self.stop_number, self.version = 0, version
+        self.events: list[EdgeEvent] = []
         self.introduce()
 
     def introduce(self) -> None:
@@ -74,6 +75,8 @@ class Attended(Bench):
                         self.recorder.handle_message(message)
                     case EdgeStatus():
                         self.status = message
+                    case EdgeEvent():
+                        self.events.append(message)
             self.said.clear()
         return self
 
@@ -129,6 +132,9 @@ def test_simulators_wait_for_nobody_and_real_robots_do() -> None:
     assert bench.outcomes()[:2] == ["failure", "failure"]
     assert EpisodeRules().settled(real=True) == EpisodeRules(True, True)
     assert EpisodeRules().settled(real=False) == EpisodeRules(False, False)
+    assert EpisodeRules(reset_by_person=False).settled(real=True) == EpisodeRules(False, True), (
+        "nobody guesses a failure"
+    )
     assert EpisodeRules(judged_by_person=True).settled(real=False) == EpisodeRules(False, True)
     robot = LimitedRobot(bench.robot, FAKE_LIMITS)
     robot.real = True  # type: ignore[attr-defined]
@@ -250,6 +256,30 @@ def test_rerecord_brings_task_and_seed_again_and_discard_does_not() -> None:
     bench.say("scene_ready").say("discard").say("scene_ready").say("success").say("scene_ready")
     assert bench.stored() == [(SEED, "discarded")] * 3 + [(SEED + 1, "success")]
     assert {s.episode.task for s in bench.spool.segments if s.last and s.episode.seed == SEED} == {FAKE_TASKS[0]}
+
+
+def test_until_the_next_episode_begins_the_last_one_may_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Attended().say("scene_ready", 20).say("end")
+
+    def blocked(task: str, seed: int) -> None:
+        raise RobotError("blocked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.loop.robot, "reset", blocked)
+        bench.say("scene_ready", 40)
+        assert bench.stored() == [] and not bench.loop.tracker.running
+        bench.say("success")
+    bench.tick(200)
+    assert bench.waits(), "the scene may be another one by now"
+    bench.say("scene_ready")
+    assert bench.stored() == [(SEED, "success")]
+
+
+@pytest.mark.parametrize("word", ["success", "discard", "rerecord"])
+def test_a_word_that_judges_nothing_is_answered(word: str) -> None:
+    bench = Attended()
+    bench.say(word)
+    assert any(word in event.detail for event in bench.events if event.kind == "refused")
 
 
 @pytest.mark.parametrize("word", ["success", "scene_ready"])

@@ -1,0 +1,1 @@
+"""Whatever anybody sends: nothing crashes, nothing grows, nothing changes that is not the sender's."""

@@ -1,0 +1,25 @@
+"""What the uplink shows of its robot to Prometheus: control reports to it anyway, and is not asked for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from robot_edge.uplink.server import Uplink
+from wire.clock import Clock
+from wire.metrics import PREFIX, RobotSample, robot_metrics
+
+
+class UplinkMetrics:
+    """A `wire.metrics.MetricSource`; each scrape reads what the uplink noted last."""
+
+    def __init__(self, uplink: Uplink, clock: Clock) -> None:
+        self._uplink, self._clock = uplink, clock
+
+    def collect(self) -> Iterator[Metric]:
+        uplink = self._uplink
+        yield GaugeMetricFamily(f"{PREFIX}edge_accepted", "1 while the gateway lets the robot in.", uplink.accepted)
+        status, link_age_s = uplink.status, (self._clock.now_ns() - uplink.heard_ns) / 1e9
+        # before control has reported there is nothing to show but the names
+        yield from robot_metrics([RobotSample(status, link_age_s, uplink.newest_version)] if status else [])
