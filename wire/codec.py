@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
-from wire.messages import SHOWN_BYTES, Message, fleet, gateway, local
+from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local
 
 PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -60,7 +60,7 @@ def _decode_array(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_MODULES = {module.__name__ for module in (fleet, gateway, local)}
+_MODULES = {module.__name__ for module in (fleet, gateway, joining, local)}
 if TYPE_CHECKING:
     AnyMessage = Message
 else:

@@ -74,7 +74,7 @@ class EpisodeOutcome(StrEnum):
 
 
 class Role(StrEnum):
-    """What a process is to those it connects to; the name of a key that is no robot's begins with its role."""
+    """What a process is to those it connects to: the record of its key says it."""
 
     gateway = "gateway"
     edge = "edge"

@@ -42,9 +42,10 @@ class ClientSessions:
         keep_leases: Callable[[], str],
         is_evaluated: Callable[[str], bool],
         exists: Callable[[str], bool],
+        role_of: Callable[[str], str],
     ) -> None:
         """`keep_leases` notes the leases and says why it could not; `is_evaluated`: whether a robot is being evaluated;
-        `exists`: whether there is such a robot, here now or not."""
+        `exists`: whether there is such a robot, here now or not; `role_of` a peer's key."""
         self._leases = leases
         self._scheduler = scheduler
         self._view = view
@@ -52,6 +53,7 @@ class ClientSessions:
         self._keep_leases = keep_leases
         self._is_evaluated = is_evaluated
         self._exists = exists
+        self._role_of = role_of
         self._held: dict[str, tuple[Lease, str]] = {}
         self.operators = OperatorControl(leases, scheduler, self.on_lease_ended, send)
 
@@ -145,7 +147,7 @@ class ClientSessions:
     def forward(self, message: EdgeStatus | EdgeEvent) -> None:
         """A teleoperator sees what the robot it holds does, and hears what happens to it."""
         _, peer = self._held.get(message.robot, (None, ""))
-        if peer.startswith(Role.teleoperator):
+        if self._role_of(peer) == Role.teleoperator:
             self._send(peer, message)
 
     def handle_command(self, peer: str, command: OperatorCommand, now_ns: int) -> None:

@@ -47,12 +47,13 @@ class Dispatcher:
         tasks: Sequence[str],
         send: Callable[[str, Message], bool],
         announce: Callable[[str, int | None], None],
+        role_of: Callable[[str], str],
         wall_ns: Callable[[], int],
         now_ns: int,
     ) -> None:
         """Go on where the last gateway was. Raises `StorageError`.
 
-        `announce(robot, version)` announces a policy version to a robot, None: the newest.
+        `announce(robot, version)` announces a policy version to a robot, None: the newest; `role_of` a peer's key.
         """
         self._ledger = ledger
         self._view = view
@@ -84,6 +85,7 @@ class Dispatcher:
             self._keep_leases,
             lambda robot: self.pinned_version(robot) > 0,
             self._exists,
+            role_of,
         )
         self.operators = self.clients.operators
         practised = sum(episodes for episodes, _ in counts.values()), sum(won for _, won in counts.values())

@@ -182,7 +182,7 @@ class CountedChannel:
 
     def __init__(self, channel: AuthenticatedServerChannel, metrics: GatewayMetrics) -> None:
         self._channel, self._metrics = channel, metrics
-        self.adopt, self.address = channel.adopt, channel.address
+        self.adopt, self.address, self.role = channel.adopt, channel.address, channel.role
 
     def recv(self) -> tuple[str, Message] | None:
         received = self._channel.recv()

@@ -30,6 +30,26 @@ def location(address: str, pid: int, site: str) -> str:
     return f"at {address or 'an unknown address'}{f' ({site})' if site else ''}, process {pid}"
 
 
+def second_of_a_name(name: str, there: str, here: str) -> str:
+    """What is said to a second robot of one name."""
+    return (
+        f"name: there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key "
+        "of its own: `vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
+    )
+
+
+def spec_mismatch(peer: str, hello: Hello, wanted: RobotSpec) -> str:
+    """Why the robot of `hello` is none that the fleet's policy is made for, with the field; '' when it is one."""
+    if hello.spec is not None:
+        try:
+            wanted.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
+        except SpecMismatchError as error:
+            return f"spec: {error}"
+    elif hello.role == Role.edge:
+        return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
+    return ""
+
+
 def check_time(sent_ns: int) -> int:
     """`sent_ns`, of a peer's clock. Raises `RejectedError` when it cannot be."""
     if not 0 <= sent_ns < _LATEST_NS:
@@ -63,23 +83,3 @@ def check_preview(preview: Preview, spec: RobotSpec) -> None:
 def event_text(event: EdgeEvent) -> tuple[str, str]:
     """(kind, detail) of an event, as long as they are kept."""
     return event.kind[:_KIND_CHARS], event.detail[:_EVENT_CHARS]
-
-
-def spec_mismatch(spec: RobotSpec, peer: str, hello: Hello) -> str:
-    """Why a policy for `spec` can do nothing with a robot, with the field; '' when it can."""
-    if hello.spec is None:
-        missing = f"robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
-        return missing if hello.role == Role.edge else ""
-    try:
-        spec.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
-    except SpecMismatchError as error:
-        return str(error)
-    return ""
-
-
-def name_taken(name: str, there: str, here: str) -> str:
-    """What is said to the second of a name."""
-    return (
-        f"there is a robot '{name}' already, {there}; this one is {here}. Give each robot a name and a key of its own: "
-        "`vla-fleet keys NAME`, then `vla-fleet edge --name NAME`."
-    )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from wire.identity.refusals import RefusalReason
+from wire.messages.gateway import Hello
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
 
 
@@ -57,3 +59,24 @@ class KnownPeer(msgspec.Struct):
     """gateway time - its time, by the sample that waited least on its way"""
     rejected: bool = False
     """it is not listened to any more"""
+
+
+class KeyMismatch(NamedTuple):
+    """What a process says of itself that its key does not."""
+
+    reason: RefusalReason
+    text: str
+
+
+def key_mismatch(name: str, role: str, hello: Hello) -> KeyMismatch | None:
+    """Where `hello` says something else than the record of the key it came with, of `name` and `role`."""
+    if hello.name != name:
+        text = f"the key of '{name}' cannot speak for '{hello.name[:64]}'."
+        return KeyMismatch(RefusalReason.wrong_name, text)
+    if hello.role != role:
+        text = (
+            f"role: the key of '{name}' was made for role {role}, not for '{hello.role[:64]}'. A process of another "
+            "role needs a key of its own: `vla-fleet keys NAME --role ROLE`."
+        )
+        return KeyMismatch(RefusalReason.wrong_role, text)
+    return None

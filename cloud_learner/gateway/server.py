@@ -20,12 +20,14 @@ from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer, key_mismatch
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, StorageError
+from wire.identity.permissions import Port, may_send
+from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -62,7 +64,6 @@ _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 _MESSAGES_PER_POLL = 200
 _SEGMENTS_AT_ONCE = 64
 _BYTES_AT_ONCE = 32 * 1024 * 1024
-_MOST_REJECTIONS = 1000
 _FORGET_NS = 600_000_000_000
 _ALIVE_NS = 3_000_000_000
 """a robot's process that sent a message so lately is there; it sends at least one a second"""
@@ -101,12 +102,13 @@ class Gateway:
         self._segment_bytes = 0
         self._storage_fault = ""
         self._rejections: dict[str, str] = {}
+        """by the name of a key: why it was turned away last"""
         self.refused: Counter[str] = Counter()
         """messages of known keys that nothing came of, by reason"""
         self._kept, self._told = EventBudget(), EventBudget()
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
-        self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, wall_ns, clock.now_ns())
+        self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, channel.role, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._dispatcher
 
     def poll(self) -> None:
@@ -153,17 +155,20 @@ class Gateway:
     # --- peers ----------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: str, message: Message) -> None:
+        role = self._channel.role(peer)
+        if not may_send(Port.messages, role, message):
+            self._drop(peer, role, message, RefusalReason.wrong_role)
+            return
         if isinstance(message, Hello):
             # what it gets to do depends on what it brought
             self._store_segments()
-            self._handle_hello(peer, message)
+            self._handle_hello(peer, role, message)
             return
         known = self._peers.get(peer)
         if known is None or known.rejected:
             self.refused["unknown"] += 1
             self._channel.send(peer, ReintroduceRequest())
             return
-        role = known.role
         now_ns = known.last_message_ns = self._clock.now_ns()
         match message:
             case Segment():
@@ -192,75 +197,71 @@ class Gateway:
             case Heartbeat(sent_ns=sent_ns):
                 self._measure_clock(peer, known, sent_ns)
                 self._channel.send(peer, self._hello_ack(sent_ns))
-            case _ if role in CALLERS and isinstance(message, CALLS):
+            case _ if isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
-            case OperatorCommand() if role == Role.teleoperator:
+            case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights():
                 self._channel.send(peer, self._weights.serve(message))
-            case Publish() if role == Role.trainer:
+            case Publish():
                 if (version := self._weights.begin(message)) is not None:
                     self._channel.send(peer, Published(version.number))
-            case WeightBytes() if role == Role.trainer:
+            case WeightBytes():
                 self._receive_weights(peer, message)
-            case TrainerStatus() if role == Role.trainer:
+            case TrainerStatus():
                 self._view.update_trainer(message)
-            case Evaluate(number=number) if role == Role.evaluator:
+            case Evaluate(number=number):
                 self._announce(peer, number)
-            case Evaluation() if role == Role.evaluator:
+            case Evaluation():
                 peer_checks.check_evaluation(message)
                 if self._ledger.add_evaluation(message, self._wall_ns()):
                     self._view.add_evaluation(message)
             case _:
-                self.metrics.on_rejected(RejectionKind.wrong_role)
-                self.refused["sender" if getattr(message, "robot", peer) != peer else "role"] += 1
-                if self._told.take(peer, now_ns):
-                    log.error("dropped a %s of '%s', which as %s may not send it.", type(message).__name__, peer, role)
+                # It speaks for another robot.
+                self._drop(peer, role, message, RefusalReason.wrong_name)
 
-    def _handle_hello(self, peer: str, hello: Hello) -> None:
+    def _drop(self, peer: str, role: str, message: Message, reason: RefusalReason) -> None:
+        """What its key gives no right to send: counted, and told while a person can read it."""
+        self.metrics.on_rejected(RejectionKind.wrong_role)
+        self.refused[reason] += 1
+        if self._told.take(peer, self._clock.now_ns()):
+            log.error("dropped a %s of '%s', a %s (%s).", type(message).__name__, peer, role, reason)
+
+    def _handle_hello(self, peer: str, role: str, hello: Hello) -> None:
         peer_checks.check_hello(hello)
         now_ns = self._clock.now_ns()
         name = peer.partition(PEER_SUFFIX)[0]
-        is_client = hello.role in CALLERS
-        if hello.name != name:
-            self.refused["sender"] += 1
-            self._channel.send(peer, Rejection(f"the key of '{name}' cannot speak for '{hello.name}'."))
-            return
-        if hello.role != Role.edge and not name.startswith(hello.role):
-            reason = f"the key of '{name}' is a robot's: the name of a {hello.role} begins with '{hello.role}'."
-            self._reject(peer, reason)
+        is_client = role in CALLERS
+        if (mismatch := key_mismatch(name, role, hello)) is not None:
+            self.refused[mismatch.reason] += 1
+            self._reject(peer, mismatch.text)
             return
         if peer != name and not is_client:
             if reason := self._duplicate_name(peer, name, hello, now_ns):
                 self._reject(peer, reason)
                 return
             peer = self._channel.adopt(peer)
-        if reason := self._mismatch(peer, hello):
+        reason = peer_checks.spec_mismatch(peer, hello, self._spec)
+        if reason := reason or (role == Role.edge and self._dispatcher.task_mismatch(peer, hello)) or "":
             self._reject(peer, reason)
             return
         if is_client:
             self._forget_silent_clients(now_ns)
         before = self._peers.get(peer)
-        known = KnownPeer(hello.role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
+        known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
         self._peers[peer] = known
-        self._rejections.pop(peer, None)
+        self._rejections.pop(name, None)
         self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
         self._channel.send(peer, self._hello_ack(hello.sent_ns))
-        if hello.role == Role.edge:
+        if role == Role.edge:
             self._view.add_robot(peer, hello.spec)
             self._dispatcher.on_hello(peer, hello, now_ns)
-        if hello.role in _SUBSCRIBERS:
+        if role in _SUBSCRIBERS:
             self._announce(peer, None)
         if before is None or before.rejected:
-            log.info("%s '%s' is here.", hello.role, peer)
-
-    def _mismatch(self, peer: str, hello: Hello) -> str:
-        """Why this fleet has no use for a robot, with the field; '' when it has."""
-        if why := peer_checks.spec_mismatch(self._spec, peer, hello):
-            return f"spec: {why}"
-        return self._dispatcher.task_mismatch(peer, hello) if hello.role == Role.edge else ""
+            log.info("%s '%s' is here.", role, peer)
 
     def _forget_silent_clients(self, now_ns: int) -> None:
         """Each command line that somebody runs is a peer of its own: those long silent are not kept."""
@@ -279,18 +280,17 @@ class Gateway:
             return ""
         there = peer_checks.location(self._channel.address(name), first.pid, first.site)
         here = peer_checks.location(self._channel.address(peer), hello.pid, hello.site)
-        return f"name: {peer_checks.name_taken(name, there, here)}"
+        return peer_checks.second_of_a_name(name, there, here)
 
     def _reject(self, peer: str, reason: str) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
         if (known := self._peers.get(peer)) is not None:
             known.rejected = True
-        if self._rejections.get(peer) != reason:
-            if len(self._rejections) >= _MOST_REJECTIONS:
-                self._rejections.clear()
-            self._rejections[peer] = reason
+        name = peer.partition(PEER_SUFFIX)[0]
+        if self._rejections.get(name) != reason and self._told.take(name, self._clock.now_ns()):
+            self._rejections[name] = reason
             log.error("'%s' is rejected: %s", peer, reason)
-            self._view.add_event("refused", f"refused: {reason}", peer.partition(PEER_SUFFIX)[0])
+            self._view.add_event("refused", f"refused: {reason}", name)
         self.refused["hello"] += 1
         self._channel.send(peer, Rejection(reason))
 

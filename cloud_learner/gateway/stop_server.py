@@ -19,15 +19,17 @@ from collections import Counter, deque
 
 import msgspec
 
-from cloud_learner.gateway.peers import AuthenticatedServerChannel
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
+from wire.identity.permissions import Port, may_send
+from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import Heartbeat, HelloAck, OperatorCommand, StopShown
 from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.zmq_channel import ZmqServer, wait_any
-from wire.types import CALLERS, OperatorCommandKind
+from wire.types import OperatorCommandKind
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,8 @@ class StopServer:
         """by name, when each connection of it was heard last"""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self.refused: Counter[str] = Counter()
-        """messages that are no matter of stopping, by reason"""
+        """what is no matter of stopping, or of those who may not stop, by reason"""
+        self._told = EventBudget()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -202,6 +205,9 @@ class StopServer:
 
     def _handle(self, peer: str, message: Message) -> None:
         name = peer.partition(PEER_SUFFIX)[0]
+        if not may_send(Port.stops, self._channel.role(peer), message):
+            self._drop(peer, message)
+            return
         match message:
             case Heartbeat(sent_ns=sent_ns):
                 now_ns = self._clock.now_ns()
@@ -219,15 +225,20 @@ class StopServer:
                         self._forget(name, stop)
                     while len(self._answered_ns) > _MOST:
                         del self._answered_ns[next(iter(self._answered_ns))]
-            case OperatorCommand(kind=OperatorCommandKind.estop) if name.startswith(tuple(CALLERS)):
+            case OperatorCommand(kind=OperatorCommandKind.estop):
                 if len(message.robot) > _LONGEST:
                     self.refused["robot"] += 1
                     return
                 stop = message.stop if 0 < len(message.stop) <= _LONGEST else new_stop_id(name)
                 self.give(msgspec.structs.replace(message, operator=name, stop=stop), name)
             case _:
-                self.refused["role"] += 1
-                log.error("dropped a %s of '%s': only stops are sent here.", type(message).__name__, peer)
+                self._drop(peer, message)
+
+    def _drop(self, peer: str, message: Message) -> None:
+        self.refused[RefusalReason.wrong_role] += 1
+        if self._told.take(peer, self._clock.now_ns()):
+            kind = type(message).__name__
+            log.error("dropped a %s of '%s': only stops are sent here, by those who may.", kind, peer)
 
     def _deliver(self, command: OperatorCommand) -> None:
         """To every connection of its robot's name: a process that hangs must not hide the one that does not."""

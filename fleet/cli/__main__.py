@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, exchange, fleet, policy, speed, stop, teleop
+from fleet.cli import buffer, doctor, exchange, fleet, keys, policy, stop, teleop
 from fleet.cli.options import command
 from fleet.config import process_options as options
 from fleet.config.data_directory import DataDirectory
@@ -29,6 +29,7 @@ app = typer.Typer(
 exchange.add_commands(buffer.app)
 app.add_typer(buffer.app)
 app.add_typer(policy.app)
+app.add_typer(keys.app)
 
 
 @command(app, options.UpOptions)
@@ -111,18 +112,6 @@ def trace(
 
 
 @app.command()
-def keys(
-    names: Annotated[list[str], typer.Argument(help="Names of robots and processes that may connect.")],
-    keys: Annotated[Path, typer.Option(help="Key directory.")] = Path("keys"),
-) -> None:
-    """Make CURVE keys for the gateway and for NAMES; existing ones stay."""
-    from wire.transport.keys import GATEWAY, make_keys
-
-    make_keys(keys, [GATEWAY, *names])
-    typer.echo(f"keys of {', '.join([GATEWAY, *names])} are in {keys}; give each machine its own .key_secret only.")
-
-
-@app.command()
 def replay(
     flight: Annotated[Path, typer.Argument(help="A flight file, or a robot's directory of them.")],
     first: Annotated[int | None, typer.Option("--from", help="First control tick.")] = None,
@@ -148,7 +137,7 @@ command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.r
 fleet.add_commands(app)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 app.command()(stop.stop)
-app.command()(speed.speed)
+app.command()(stop.speed)
 app.command()(doctor.doctor)
 
 

@@ -32,6 +32,7 @@ from wire.messages.fleet import (
 )
 from wire.messages.gateway import Hello, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
+from wire.transport.keys import default_role, load_pair
 from wire.transport.session import GatewaySession
 from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import CALLERS, Lease
@@ -57,14 +58,14 @@ class FleetClient:
 
         Nothing is sent before `connect`. Raises `ConfigError` for a key that is not there or has no such role.
         """
-        role = next((role for role in CALLERS if name.startswith(role)), None)
-        if role is None:
-            raise ConfigError(
-                f"'{name}' cannot call the gateway: the name begins with {' or '.join(CALLERS)}. Make such a key with "
-                "`vla-fleet keys`."
-            )
         if channel is None and keys is None:
             raise ConfigError(f"FleetClient '{name}': give the key directory, or a channel.")
+        role = default_role(name) if keys is None else load_pair(keys, name).role
+        if role not in CALLERS:
+            raise ConfigError(
+                f"'{name}' cannot call the gateway: its key was made for role {role}. Make one on the gateway's "
+                f"machine: `vla-fleet keys NAME --role {CALLERS[0]}`, or {CALLERS[1]}."
+            )
         self.name, self.role = name, role
         self._gateway = gateway
         self._keys = keys

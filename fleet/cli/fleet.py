@@ -35,7 +35,7 @@ class ConsoleOptions(ClientOptions):
 
     recipe: Annotated[str, typer.Option(help="Which fleet, when --data is not given: data/RECIPE.")] = "pixels"
     gateway: Annotated[str, unset("The gateway, tcp://HOST:PORT; default: the one that runs on DATA here.")] = ""
-    name: Annotated[str, typer.Option(help="Name of the key; it begins with console.")] = "console"
+    name: Annotated[str, typer.Option(help="Name of the key, a console's.")] = "console"
 
     def client(self) -> FleetClient:
         """A connection to the gateway. Raises `ConfigError` or `WireError`."""

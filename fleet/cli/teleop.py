@@ -36,7 +36,7 @@ class TeleopOptions(ConsoleOptions):
         ),
     ] = ""
     device_config: Annotated[str, unset("The device's configuration: JSON, or a file of JSON or TOML.")] = ""
-    name: Annotated[str, typer.Option(help="Name of the key; it begins with teleoperator.")] = "teleoperator"
+    name: Annotated[str, typer.Option(help="Name of the key, a teleoperator's.")] = "teleoperator"
     hz: Annotated[float, typer.Option(help="Commands a second.")] = 30.0
     armed: Annotated[bool, typer.Option("--armed", help="Let the device drive without Enter being pressed first.")] = (
         False
@@ -48,17 +48,20 @@ def teleop(options: TeleopOptions) -> None:
     from fleet.config.data_directory import DataDirectory
     from fleet.tools.teleop import Teleop
     from wire.clock import MonotonicClock
+    from wire.transport.keys import load_pair
     from wire.transport.stop_connection import StopConnection
     from wire.transport.zmq_channel import ZmqClient
 
     name, gateway = options.name, options.gateway or DataDirectory(options.root).gateway
     device = make_device(*choose_device(options), options.armed)
     clock = MonotonicClock()
+    role = load_pair(options.key_directory, name).role
     channel = ZmqClient(gateway, name, options.key_directory)
     stops = StopConnection(gateway, lambda address: ZmqClient(address, name, options.key_directory), clock)
     take_interrupts()
     try:
-        _run(Teleop(channel, device, options.robot, name, clock, hz=options.hz, notify=_say, stops=stops), clock)
+        person = Teleop(channel, device, options.robot, name, clock, hz=options.hz, notify=_say, stops=stops, role=role)
+        _run(person, clock)
     finally:
         device.close()
         stops.close()

@@ -225,6 +225,13 @@ class EdgeOptions(ClientOptions):
     """Of a robot's supervisor."""
 
     name: Name = "robot-0"
+    join: Annotated[
+        str,
+        unset(
+            "Join the fleet first, by what `vla-fleet keys token ROBOT` printed on the gateway's machine: this "
+            "computer makes its own key, under the robot's name that the token says."
+        ),
+    ] = ""
     operator: Operator = True
     think: Annotated[
         str, unset("A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.")

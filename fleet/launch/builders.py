@@ -47,7 +47,7 @@ def run_gateway(options: GatewayOptions) -> None:
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
     data.keep_buffer_at(options.ledger, options.store)
     shutdown = ShutdownSignal()
-    channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True)
+    channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True, enrols=True)
     heard = ZmqServer(
         f"tcp://{options.host}:{options.heard_stop_port or '*'}", data.keys, apart=True, option="--stop-port"
     )

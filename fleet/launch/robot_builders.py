@@ -7,11 +7,11 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.process_options import EdgeOptions, EdgePartOptions
+from fleet.config.process_options import EdgeOptions, EdgePartOptions, default
 from fleet.config.recipe import Recipe
 from fleet.launch import factories
 from fleet.launch.builders import THINKER, gateway_channel, limit_threads, urgent_threads
@@ -48,6 +48,8 @@ from robot_edge.uplink.stop_link import OperatorInbox, StopLink
 from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, suggest
+from wire.identity.enrolment import join_fleet
+from wire.identity.join_tokens import read_token
 from wire.messages.gateway import OperatorCommand
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -103,6 +105,7 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
 
 def run_robot(options: EdgeOptions) -> None:
     """Run one robot: its driver, control, inference and uplink processes."""
+    options = joined(options)
     edge, overrides = edge_processes(options), options.overrides
     # Whoever started this as one of many has tried it.
     if overrides.policy and PARENT not in os.environ:
@@ -111,6 +114,17 @@ def run_robot(options: EdgeOptions) -> None:
             return
     preload(modules_by_role(overrides.applied(options.make_recipe()), overrides.policy)[Role.edge])
     run_edge(edge)
+
+
+def joined(options: EdgeOptions) -> EdgeOptions:
+    """`options` of a robot that has a key, which by a token in them it gets now. Raises `ConfigError`, `WireError`."""
+    if not options.join:
+        return options
+    name = read_token(options.join).name
+    if options.name not in (name, default(next(one for one in fields(options) if one.name == "name"))):
+        raise ConfigError(f"--name {options.name}: the token of --join is for '{name}'. Leave --name out, or say that.")
+    join_fleet(options.key_directory, options.join, options.gateway)
+    return replace(options, name=name, join="")
 
 
 def run_edge_part(options: EdgePartOptions) -> None:

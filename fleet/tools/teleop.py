@@ -34,6 +34,7 @@ from wire.messages.gateway import (
 from wire.stop_state import new_stop_id
 from wire.transport.channel import Channel
 from wire.transport.gateway_clock import GatewayClock
+from wire.transport.keys import default_role
 from wire.transport.session import GatewaySession
 from wire.transport.stop_connection import StopConnection
 from wire.types import Lease, OperatorCommandKind, RobotSpec, Role
@@ -68,13 +69,13 @@ class Teleop:
         hz: float = 30.0,
         notify: Callable[[str], None] = log.info,
         stops: StopConnection | None = None,
+        role: Role | None = None,
     ) -> None:
-        """`notify` is told in a sentence whatever the person should know. `stops`: stops go by it, too. Raises
-        `ConfigError` for a name or rate that cannot be."""
-        if not name.startswith(ROLE):
+        """`notify` is told in a sentence whatever the person should know. `stops`: stops go by it, too; `role` of
+        the key, by default the one that its name says. Raises `ConfigError` for a key or rate that cannot be."""
+        if (role := role or default_role(name)) != ROLE:
             raise ConfigError(
-                f"'{name}' cannot teleoperate: the name of its key begins with '{ROLE}'. Make one on the gateway's "
-                f"machine: `vla-fleet keys {ROLE}-{name}`."
+                f"'{name}' cannot teleoperate: its key is for role {role}. `vla-fleet keys {ROLE}-{name}` makes one."
             )
         if not 5 <= hz <= 200:
             raise ConfigError(

@@ -17,6 +17,7 @@ from robot_edge.inference.slow_path import think
 from robot_edge.uplink.weight_client import WeightSubscriber
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, InvalidDataError
+from wire.identity.permissions import Port, may_send
 from wire.messages.gateway import Hello, Rejection
 from wire.messages.local import LoadWeights, ThinkReply, ThinkRequest
 from wire.transport.channel import Channel, ServerChannel
@@ -112,7 +113,7 @@ class LatentServer:
     def __init__(
         self, name: str, robots: ServerChannel, gateway: Channel, encoder: LatentEncoder, weights: Path, clock: Clock
     ) -> None:
-        """`robots`: where they connect. `weights`: a directory for the newest files. `name` begins with "thinker"."""
+        """`robots`: where they connect. `weights`: a directory for the newest files."""
         self._robots = robots
         self._encoder = encoder
         hello = Hello(name, Role.thinker, clock_name(), 0)
@@ -129,12 +130,13 @@ class LatentServer:
             self._loaded = ready
             self._encoder.load(*ready)
         for robot, message in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
-            if isinstance(message, ThinkRequest):
+            if isinstance(message, ThinkRequest) and may_send(Port.think, self._robots.role(robot), message):
                 # A newer question takes the place of the one that waits, not a later place in the row.
                 self._waiting[robot] = message
             else:
                 self.refused["role"] += 1
-                self._robots.send(robot, Rejection(f"a think server does not understand {type(message).__name__}."))
+                kind = type(message).__name__
+                self._robots.send(robot, Rejection(f"a think server takes no {kind}, and questions of robots alone."))
         if self._waiting:
             robot = next(iter(self._waiting))
             self._robots.send(robot, self._encoder.answer(self._waiting.pop(robot)))

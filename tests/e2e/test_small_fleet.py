@@ -240,6 +240,24 @@ def test_a_robot_with_an_unknown_key_is_refused_by_name(fleet: Job, tmp_path: Pa
         edge.wait(60)
 
 
+def test_a_robot_joins_by_a_token_and_is_cut_off_when_its_key_is_revoked(fleet: Job, tmp_path: Path) -> None:
+    """Its own computer has nothing but the token."""
+    token = vla_fleet("keys", "token", "robot-8", "--keys", str(fleet.data.keys)).stdout.strip()
+    mine = ["--recipe", "fake", "--gateway", fleet.data.gateway, "--keys", str(tmp_path / "here")]
+    there = fleet.data.keys / "public" / "robot-8.key"
+    edge = start(fleet, tmp_path / "edge.log", "edge", "--join", token, *mine)
+    try:
+        until("it is at work", lambda: robots(fleet).get("robot-8", {}).get("health") == "ready")
+        assert there.exists() and not (fleet.data.keys / "robot-8.key_secret").exists()
+        assert vla_fleet("keys", "revoke", "robot-8", "--keys", str(fleet.data.keys)).returncode == 0
+        uplink = fleet.data.logs / "robot-8.uplink.log"
+        until("it says that it is out", lambda: "does not let its key in" in uplink.read_text(), uplink.read_text)
+        until("the fleet has lost it", lambda: robots(fleet)["robot-8"]["health"] == "lost")
+    finally:
+        edge.terminate()
+        edge.wait(120)
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 

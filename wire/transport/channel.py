@@ -37,6 +37,10 @@ class ServerChannel(Protocol):
         """The next message that has come and who sent it, None when there is none."""
         ...
 
+    def role(self, peer: str) -> str:
+        """A `Role`: what the key of `peer` was made for; '' when it has none."""
+        ...
+
     def close(self) -> None:
         """Give the port back."""
         ...

@@ -1,11 +1,13 @@
-"""CURVE keys (RFC 26): who may connect, and as whom.
+"""CURVE keys (RFC 26): who may connect, as whom and as what.
 
-A key directory holds `<name>.key_secret` for each local process and `public/<name>.key` for everybody who may connect.
-A peer's name is the name its public key is filed under; nobody can speak for another.
+A key directory holds `<name>.key_secret` for each local process, `public/<name>.key`, the record of everybody who may
+connect, and `revoked/`, the records of those who may not any more. A peer's name and role are those of the record that
+its public key is in; nobody can speak for another.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 from pathlib import Path
@@ -13,73 +15,184 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from wire.errors import ConfigError, storage_errors
+from wire.errors import ConfigError, storage_errors, suggest
+from wire.types import Role
 
 GATEWAY = "gateway"
+KEY_ROLES = tuple(role for role in Role if role != Role.inference)
+"""roles that a key can have"""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_WORD = re.compile(r"[A-Za-z]+")
+_PUBLIC = re.compile(rb"[!-~]{40}")
 
 
 class KeyPair(msgspec.Struct, frozen=True):
-    """A CURVE key pair in Z85 text, 40 characters each."""
+    """A CURVE key pair in Z85 text, 40 characters each, and what it was made for."""
 
     public: bytes
     secret: bytes
+    role: Role
+
+
+class KeyRecord(msgspec.Struct, frozen=True):
+    """Whose a public key is."""
+
+    name: str
+    role: Role
+    public: str
+    """Z85 text, 40 characters"""
+    made: datetime.datetime
+    """when the pair was made, or the robot joined"""
 
 
 def check_name(name: str) -> str:
     """`name` if it can name a robot or process, else `ConfigError`: it becomes a file name and a routing id."""
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ConfigError(
             f"'{name}' cannot be a name: use 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit."
         )
     return name
 
 
-def make_keys(directory: Path, names: list[str]) -> None:
-    """Make the missing key pairs for `names`. Secret files are readable by their owner only."""
-    public_directory = directory / "public"
+def is_name(name: str) -> bool:
+    """Whether `name` can name a robot or process."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_role(role: str) -> Role:
+    """`role` if a key can have it, else `ConfigError`."""
+    if role not in KEY_ROLES:
+        raise ConfigError(f"no key is a {role!r}'s.{suggest(role, KEY_ROLES)} There are {', '.join(KEY_ROLES)}.")
+    return Role(role)
+
+
+def default_role(name: str) -> Role:
+    """What a key of this name is made for when nobody says: the role that is the name's first word, else a robot."""
+    word = _WORD.match(name)
+    return Role(word[0]) if word is not None and word[0] in KEY_ROLES else Role.edge
+
+
+def make_keys(directory: Path, names: list[str], role: Role | None = None) -> list[str]:
+    """Make the missing key pairs for `names`, of `role` or of each name's own. Secret files are readable by their owner
+    only. Returns the names whose public key is filed here and whose secret is not: they stay as they are.
+
+    Raises `ConfigError` for a secret without its public key: one that was taken out of `public/` does not come back.
+    """
+    elsewhere = []
     with storage_errors("making CURVE keys", directory):
-        public_directory.mkdir(parents=True, exist_ok=True)
+        (directory / "public").mkdir(parents=True, exist_ok=True)
         for name in map(check_name, names):
-            secret_file = directory / f"{name}.key_secret"
-            public_file = public_directory / f"{name}.key"
-            if secret_file.exists() and public_file.exists():
+            secret_file, public_file = directory / f"{name}.key_secret", public_path(directory, name)
+            if public_file.exists():
+                if not secret_file.exists():
+                    elsewhere.append(name)
                 continue
+            if secret_file.exists():
+                raise ConfigError(
+                    f"{secret_file} has no public key at {public_file}: put that file back, or remove the secret to "
+                    "have a new pair made."
+                )
             public, secret = zmq.curve_keypair()
-            _write_atomically(secret_file, public + b"\n" + secret + b"\n", 0o600)
-            _write_atomically(public_file, public + b"\n", 0o644)
+            as_what = role or default_role(name)
+            write_secret(directory, name, KeyPair(public, secret, as_what))
+            file_key(directory, KeyRecord(name, as_what, public.decode(), now()))
+    return elsewhere
 
 
-def load_pair(directory: Path, name: str) -> KeyPair:
-    """The key pair of `name`, or `ConfigError` that says how to make one."""
-    path = directory / f"{check_name(name)}.key_secret"
+def now() -> datetime.datetime:
+    """To the second, in UTC."""
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+
+
+def public_path(directory: Path, name: str) -> Path:
+    return directory / "public" / f"{name}.key"
+
+
+def write_secret(directory: Path, name: str, pair: KeyPair, suffix: str = "key_secret") -> Path:
+    """Write a pair for its owner alone; its path. Raises `OSError`."""
+    path = directory / f"{name}.{suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_atomically(path, b"%s\n%s\n%s\n" % (pair.public, pair.secret, pair.role.encode()), 0o600)
+    return path
+
+
+def file_key(directory: Path, record: KeyRecord, folder: str = "public", stem: str = "") -> Path:
+    """Enter `record` among those who may connect, or in another `folder`; its path. Raises `OSError`."""
+    path = directory / folder / f"{stem or record.name}.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_atomically(path, msgspec.json.format(msgspec.json.encode(record)) + b"\n", 0o644)
+    return path
+
+
+def load_pair(directory: Path, name: str, suffix: str = "key_secret") -> KeyPair:
+    """The key pair of `name`, or `ConfigError` that says how to come by one."""
+    path = directory / f"{check_name(name)}.{suffix}"
     try:
-        public, secret = path.read_bytes().split()
+        public, secret, *role = path.read_bytes().split()
     except (OSError, ValueError) as error:
+        if public_path(directory, name).exists():
+            raise ConfigError(
+                f"no usable secret key for '{name}' at {path}, though its public key is there: the secret was moved "
+                f"away. Bring it back, or give '{name}' a new pair: `vla-fleet keys revoke {name} --keys {directory}`, "
+                f"then `vla-fleet keys {name} --keys {directory}`."
+            ) from error
         raise ConfigError(
             f"no usable secret key for '{name}' at {path}. Make one with `vla-fleet keys {name} --keys {directory}` on "
-            f"the gateway's machine and copy it here."
+            "the gateway's machine and copy it here, or have a robot join with a token: `vla-fleet keys token` there, "
+            "`vla-fleet edge --join TOKEN` here."
         ) from error
     if len(public) != 40 or len(secret) != 40:
         raise ConfigError(f"{path} is not a CURVE key pair; remove it and make a new one with `vla-fleet keys`.")
-    return KeyPair(public, secret)
+    return KeyPair(public, secret, check_role(role[0].decode(errors="replace")) if role else default_role(name))
 
 
 def load_public(directory: Path, name: str) -> bytes:
     """The public key of `name` (40 bytes of Z85)."""
-    path = directory / "public" / f"{check_name(name)}.key"
+    path = public_path(directory, check_name(name))
     try:
-        key = path.read_bytes().strip()
+        return read_record(path).public.encode()
     except OSError as error:
         raise ConfigError(f"no public key of '{name}' at {path}; copy it from the gateway's machine.") from error
-    if len(key) != 40:
-        raise ConfigError(f"{path} is not a CURVE public key: it has {len(key)} characters instead of 40.")
-    return key
 
 
-def authorised(directory: Path) -> dict[bytes, str]:
-    """Name by public key of everybody who may connect."""
-    return {path.read_bytes().strip(): path.stem for path in sorted((directory / "public").glob("*.key"))}
+def read_record(path: Path) -> KeyRecord:
+    """The record in a file `<name>.key`; one that holds the key alone is of the name's own role.
+
+    Raises `OSError`, and `ConfigError` for a file that is none.
+    """
+    data, name = path.read_bytes().strip(), path.stem
+    if _PUBLIC.fullmatch(data):
+        made = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).replace(microsecond=0)
+        return KeyRecord(name, default_role(name), data.decode(), made)
+    try:
+        record = msgspec.json.decode(data, type=KeyRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not the record of a CURVE public key: {error}.") from error
+    if not _PUBLIC.fullmatch(record.public.encode()):
+        raise ConfigError(f"{path} is not the record of a CURVE public key: its `public` is not 40 characters of Z85.")
+    check_role(record.role)
+    return record
+
+
+def records(directory: Path, folder: str = "public") -> list[KeyRecord]:
+    """Everybody who may connect, by name. Raises `ConfigError`, `OSError`."""
+    return [read_record(path) for path in sorted((directory / folder).glob("*.key"))]
+
+
+def revoke(directory: Path, name: str) -> KeyRecord:
+    """Take the key of `name` out for good; gateways that run notice by themselves. Raises `ConfigError`, `OSError`."""
+    path = public_path(directory, check_name(name))
+    if not path.exists():
+        known = [one.stem for one in path.parent.glob("*.key")]
+        raise ConfigError(f"no key of '{name}' is filed in {path.parent}.{suggest(name, known)}")
+    record = read_record(path)
+    # By its key: a name may be given, and revoked, again.
+    file_key(directory, record, "revoked", f"{record.name}-{record.public.encode().hex()[:16]}")
+    path.unlink()
+    secret = directory / f"{name}.key_secret"
+    if secret.exists() and secret.read_bytes().split()[:1] == [record.public.encode()]:
+        secret.unlink()
+    return record
 
 
 def _write_atomically(path: Path, data: bytes, mode: int) -> None:

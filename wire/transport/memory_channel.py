@@ -16,6 +16,7 @@ from wire.messages import Message
 from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.faults import FaultPlan, FaultyQueue
+from wire.transport.keys import default_role
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,13 @@ class MemoryServer:
         self.cut: set[str] = set()
         """names of peers whose connection is down: messages of either direction are lost"""
         self._adopted: dict[str, str] = {}
+        self._roles: dict[str, str] = {}
 
-    def connect(self, name: str) -> MemoryClient:
-        """A client under `name`; "name@2" is a second connection of one name."""
+    def connect(self, name: str, role: str = "") -> MemoryClient:
+        """A client under `name`; "name@2" is a second connection of one name. `role`: default that of the name."""
         self._outboxes[name] = deque()
+        key = name.partition(PEER_SUFFIX)[0]
+        self._roles[key] = role or self._roles.get(key) or default_role(key)
         if self._faults is not None:
             self._outboxes[name] = FaultyQueue(self._faults, self._clock, f"{name}/down")
             self._ways[name] = FaultyQueue(self._faults, self._clock, f"{name}/up")
@@ -75,6 +79,10 @@ class MemoryServer:
             self._outboxes[name] = self._outboxes[peer]
             self._adopted[peer] = name
         return name
+
+    def role(self, peer: str) -> str:
+        """What `peer` was connected as."""
+        return self._roles.get(peer.partition(PEER_SUFFIX)[0], "")
 
     def address(self, peer: str) -> str:
         """Where `peer` is: in this process."""

@@ -5,69 +5,47 @@ All socket options are set before bind or connect: libzmq ignores most of them a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
+from wire.identity.admission import Authenticator, TcpConnection
+from wire.identity.guests import Guests
+from wire.identity.keyring import Keyring
+from wire.identity.refusals import AddressLimit, RefusalReason, Refusals
 from wire.messages import Message
-from wire.messages.gateway import Hello, Rejection
+from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
-from wire.transport.keys import GATEWAY, KeyPair, authorised, load_pair, load_public
+from wire.transport.handshake import EVENTS, HandshakeWatch
+from wire.transport.keys import GATEWAY, KeyPair, KeyRecord, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
-_MAX_GUESTS = 1000
+_MAX_SILENT = 1000
+_MAX_LINES = 4096
 _MAX_EXTRA_PEERS = 1000
-_GUEST_HELLO_BYTES = 64 * 1024
 _INVALID_AT_ONCE = 32
 """so many messages that are none, and whoever calls does something else first"""
-_GUEST = "?"
-"""starts the user id of a peer whose key is not filed; its public key follows"""
 
 
-class Authenticator:
-    """Says who is on the other end of a CURVE connection (ZAP, RFC 27): the name that the peer's key is filed under.
+class _Line(NamedTuple):
+    """A connection that something came by."""
 
-    ZAP is asked before a peer can say its name, and an operator has to know *which* robot was turned away. So a
-    connection with an unknown key is let in as a guest: encrypted, under no name, able to say one `Hello` and hear one
-    `Rejection`, and nothing else. pyzmq's own authenticator can only cut it without a word.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
-        self._keys = keys
-        self._known = authorised(keys)
-        self.socket = context.socket(zmq.REP)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind("inproc://zeromq.zap.01")
-
-    def poll(self) -> None:
-        """Answer the handshakes that wait."""
-        while self.socket.poll(0):
-            # libzmq itself asks, and only about CURVE: a server with a key ends any other handshake before.
-            version, request, _domain, _address, _identity, _mechanism, key = self.socket.recv_multipart()
-            self.socket.send_multipart([version, request, b"200", b"OK", self._name(key).encode(), b""])
-
-    def close(self) -> None:
-        self.socket.close()
-
-    def _name(self, key: bytes) -> str:
-        public = z85.encode(key)
-        if public not in self._known:
-            # Keys may be filed while the gateway runs; a guest's handshake is rare enough to look again.
-            self._known = authorised(self._keys)
-        return self._known.get(public, _GUEST + public.decode())
+    public: str
+    tcp: TcpConnection
 
 
 class ZmqServer:
@@ -76,6 +54,7 @@ class ZmqServer:
     libzmq gives each connection a random routing id; a name points to the newest connection of its key, so a robot that
     comes back after its connection was cut does not wait for TCP to give the old one up. With `apart` a second
     connection of one name is a peer of its own, `name@2` and so on, until `adopt` makes it the connection of the name.
+    A key that is filed counts at once, one that is revoked is cut within half a second.
     """
 
     def __init__(
@@ -87,29 +66,33 @@ class ZmqServer:
         *,
         apart: bool = False,
         option: str = "--port",
+        enrols: bool = False,
     ) -> None:
         """Bind `endpoint` ("tcp://127.0.0.1:5599"; port `*` picks a free one, see `endpoint`) with the key of `name`.
+        `enrols`: whether robots may join here by a token.
 
         Raises `ConfigError`, which names the `option`, when the port is in use.
         """
         pair = load_pair(keys, name)
-        self._keys = keys
+        self.refusals = Refusals()
+        self._keyring = Keyring(keys)
         self._context = zmq.Context()
-        self._authenticator = Authenticator(self._context, keys)
+        self._authenticator = Authenticator(self._context, self._keyring, self.refusals)
         self._connections: dict[str, bytes] = {}
+        self._roles: dict[str, Role] = {}
         self._apart = apart
         self._extra_peers: OrderedDict[bytes, str] = OrderedDict()
         self._numbers = itertools.count(2)
         self._addresses: dict[str, str] = {}
-        self._guests: OrderedDict[bytes, None] = OrderedDict()
-        self._rejections: list[tuple[str, str]] = []
-        self.refused: Counter[str] = Counter()
-        """what was no message of a known key, by reason"""
-        self._next_handshake_report_s = 0.0
+        self._lines: OrderedDict[bytes, _Line] = OrderedDict()
+        self._guests = Guests(keys, self._keyring, self.refusals, enrols=enrols)
+        self._silent: OrderedDict[int, TcpConnection] = OrderedDict()
+        """by file descriptor: accepted, and nothing came by it yet"""
+        self._handshakes = AddressLimit(1, 10.0)
         server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
         self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
         self._monitor = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
         try:
             self.socket.bind(endpoint)
@@ -120,40 +103,54 @@ class ZmqServer:
                 f"Stop the program that uses the port or choose another with {option}."
             ) from error
         self.endpoint: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._port = self._guests.port = int(self.endpoint.rpartition(":")[2])
 
     def send(self, peer: str, message: Message) -> bool:
         connection = self._connections.get(peer)
         return connection is not None and self._send(connection, message)
 
     def recv(self) -> tuple[str, Message] | None:
-        """The next valid message that has come, None also after many that are none. What is not one is counted, logged
-        with its sender, and dropped."""
+        """The next valid message that has come, None also after many that are none. What is not one is counted in
+        `refusals`, told with its sender, and dropped."""
         self._authenticator.poll()
-        self._report_handshakes()
+        self._watch()
         for _ in range(_INVALID_AT_ONCE):
             if not self.socket.poll(0):
                 return None
             frames = self.socket.recv_multipart(copy=False)
-            connection, peer = frames[0].bytes, str(frames[-1].get("User-Id"))
-            if peer.startswith(_GUEST):
-                self.refused["unknown_key"] += 1
-                self._reject(connection, peer, frames)
-                continue
-            if len(frames) != 2:
-                self.refused["malformed"] += 1
-                log.error("dropped a message of '%s': %d parts instead of one.", peer, len(frames) - 1)
+            connection, public = frames[0].bytes, str(frames[-1].get("User-Id"))
+            address = str(frames[-1].get("Peer-Address"))
+            if connection not in self._lines:
+                self._note_line(connection, public, frames[-1])
+            if (record := self._keyring.record(public)) is None:
+                answer = self._guests.hear(connection, self._lines[connection].tcp, public, address, frames)
+                if answer is not None:
+                    self._send(connection, answer)
                 continue
             try:
+                if len(frames) != 2:
+                    raise ProtocolError(f"{len(frames) - 1} parts instead of one.")
                 message = decode(frames[1].bytes)
             except (ProtocolError, MessageTooLargeError) as error:
-                self.refused[error.reason] += 1
-                log.error("dropped a message of '%s': %s", peer, error)
+                self.refusals.counts[error.reason] += 1
+                if self.refusals.limit.take(record.name):
+                    log.error("dropped a message of '%s': %s", record.name, error)
                 self._send(connection, Rejection(reason=str(error)))
                 continue
-            peer = self._peer_of(connection, peer)
-            self._addresses[peer] = str(frames[-1].get("Peer-Address"))
+            peer = self._peer_of(connection, record.name)
+            self._addresses[peer] = address
+            self._roles[record.name] = record.role
             return peer, message
         return None
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused here, by reason: `RefusalReason`, and those of the codec."""
+        return self.refusals.counts
+
+    def role(self, peer: str) -> str:
+        """The role of the key of `peer`, '' when it never spoke or its key was revoked."""
+        return self._roles.get(peer.partition(PEER_SUFFIX)[0], "")
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
@@ -170,8 +167,7 @@ class ZmqServer:
 
     def rejections(self) -> list[tuple[str, str]]:
         """(name, reason) of those turned away since the last call."""
-        rejections, self._rejections = self._rejections, []
-        return rejections
+        return self.refusals.pop_news()
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -206,54 +202,68 @@ class ZmqServer:
         self._connections[peer] = connection
         return peer
 
-    def _reject(self, connection: bytes, peer: str, frames: list[zmq.Frame]) -> None:
-        """Answer a guest once, with the name it gives, the reason and the way in."""
-        if connection in self._guests:
-            return
-        self._guests[connection] = None
-        if len(self._guests) > _MAX_GUESTS:
-            self._guests.popitem(last=False)
-        name = ""
-        if len(frames) == 2 and len(frames[1].bytes) <= _GUEST_HELLO_BYTES:
-            try:
-                hello = decode(frames[1].bytes)
-            except (ProtocolError, MessageTooLargeError) as error:
-                log.debug("a guest sent no message: %s", error)
-            else:
-                if isinstance(hello, Hello):
-                    name = hello.name[:64]
-        file = name or "NAME"
-        reason = (
-            f"its key {peer[len(_GUEST) :]} is not filed at the gateway. If it may connect, make its key with "
-            f"`vla-fleet keys {file} --keys {self._keys}` there and copy {file}.key_secret to its machine."
-        )
-        self._note_rejection(name or "unknown", f"from {frames[-1].get('Peer-Address')}: {reason}")
-        self._send(connection, Rejection(reason=f"'{name or 'unknown'}' is refused: {reason}"))
+    def _note_line(self, connection: bytes, public: str, frame: zmq.Frame) -> None:
+        tcp = TcpConnection.of(frame)
+        self._silent.pop(tcp.fd, None)
+        self._lines[connection] = _Line(public, tcp)
+        if len(self._lines) > _MAX_LINES:
+            # One that still speaks is noted again.
+            self._lines.popitem(last=False)
 
-    def _note_rejection(self, name: str, reason: str) -> None:
-        log.error("refused '%s' %s", name, reason)
-        if len(self._rejections) < _MAX_GUESTS:
-            self._rejections.append((name, reason))
-
-    def _report_handshakes(self) -> None:
-        while self._monitor.poll(0):
+    def _watch(self) -> None:
+        """Cut those whose key does not stand any more; note who came and who could not."""
+        self._keyring.refresh()
+        for public, record in self._keyring.pop_ended().items():
+            self._cut(public, record)
+        for _ in range(_INVALID_AT_ONCE):
+            if not self._monitor.poll(0):
+                return
             event = recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._silent.pop(event["value"], None)
+                self._silent[event["value"]] = TcpConnection.at(event["value"])
+                if len(self._silent) > _MAX_SILENT:
+                    self._silent.popitem(last=False)[1].cut(self._port)
+                continue
             # A peer without a key tries again several times a second: one report every ten seconds tells enough.
-            if time.monotonic() >= self._next_handshake_report_s:
-                self._next_handshake_report_s = time.monotonic() + 10.0
-                endpoint = event["endpoint"].decode()
-                self._note_rejection("unknown", f"on {endpoint}: it has no key, or another gateway's.")
+            text = f"on {self.endpoint}: it has no key, or another gateway's."
+            self.refusals.note(RefusalReason.no_handshake, "unknown", text, limit=self._handshakes)
+
+    def _cut(self, public: str, record: KeyRecord) -> None:
+        """End the connections of a key, whatever their names are here."""
+        lines = [connection for connection, line in self._lines.items() if line.public == public]
+        for connection in lines:
+            self._lines[connection].tcp.cut(self._port)
+            self._extra_peers.pop(connection, None)
+        gone = set(lines)
+        for peer in [peer for peer, connection in self._connections.items() if connection in gone]:
+            del self._connections[peer]
+            self._addresses.pop(peer, None)
+        self._roles.pop(record.name, None)
+        if self._keyring.revoked(public) is not None:
+            text = f"its key was revoked; {len(lines)} connections of it are cut."
+            self.refusals.note(RefusalReason.revoked_key, record.name, text, record.name)
+
+
+class Credentials(NamedTuple):
+    """What a client needs of keys."""
+
+    pair: KeyPair
+    server_public: bytes
 
 
 class ZmqClient:
     """A named peer's connection to the gateway. Connects in the background and reconnects by itself."""
 
-    def __init__(self, endpoint: str, name: str, keys: Path, server: str = GATEWAY, queue: int = 1000) -> None:
-        """`keys`: the directory that has the key of `name` and the public one of `server`. Raises `ConfigError` when
-        one is missing, or for an `endpoint` that is none."""
-        pair, server_public = load_pair(keys, name), load_public(keys, server)
-        self._name = name
+    def __init__(
+        self, endpoint: str, name: str, keys: Path | Credentials, server: str = GATEWAY, queue: int = 1000
+    ) -> None:
+        """`keys`: the directory that has the key of `name` and the public one of `server`, or both keys. Raises
+        `ConfigError` when one is missing, or for an `endpoint` that is none."""
+        pair, server_public = keys if isinstance(keys, tuple) else (load_pair(keys, name), load_public(keys, server))
         self._endpoint = endpoint
+        self.handshake = HandshakeWatch(name, endpoint, server)
+        """what has become of the connection so far"""
         self._context = zmq.Context()
         client: dict[int, int | bytes] = {
             zmq.IMMEDIATE: 1,
@@ -262,14 +272,7 @@ class ZmqClient:
             zmq.CURVE_SERVERKEY: server_public,
         }
         self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
-        self._monitor = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
-        self.refusal = ""
-        """why no connection could be made, '' when nothing is wrong; an unknown key is answered with `Rejection`"""
+        self._monitor = self.socket.get_monitor_socket(EVENTS)
         self.refused: Counter[str] = Counter()
         """what was no message, by reason"""
         try:
@@ -302,7 +305,13 @@ class ZmqClient:
                 log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
         return None
 
+    @property
+    def refusal(self) -> str:
+        """Why no connection can be made, '' when nothing is wrong; an unknown key is answered with `Rejection`."""
+        return self.handshake.refusal
+
     def close(self) -> None:
+        self.handshake.close()
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close()
@@ -310,16 +319,11 @@ class ZmqClient:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.refusal = ""
-                continue
-            reason = (
-                f"'{self._name}': no CURVE handshake with {self._endpoint}: its gateway has another key than "
-                "public/gateway.key here. Copy that file from the gateway's machine."
-            )
-            if reason != self.refusal:
-                log.error("%s", reason)
-            self.refusal = reason
+            self.handshake.on_event(recv_monitor_message(self._monitor)["event"])
+        if self.handshake.poll():
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disconnect(self._endpoint)
+            self.socket.connect(self._endpoint)
 
 
 def _make_socket(

@@ -368,7 +368,7 @@ def test_a_robots_key_cannot_be_a_trainer(hall: Hall) -> None:
     peer = hall.server.connect("robot-0")
     answer = hall.ask(peer, Hello("robot-0", "trainer", clock_name(), 1))
     assert kinds(answer) == [Rejection]
-    assert "begins with 'trainer'" in answer[0].reason
+    assert "was made for role edge, not for 'trainer'" in answer[0].reason
 
 
 def test_a_control_process_that_is_new_gets_seeds_that_were_not_used(hall: Hall) -> None:

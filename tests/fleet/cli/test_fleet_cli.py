@@ -206,7 +206,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled(house: House) -> None:
         (["lease", "robot-7"], RejectedError, "no robot 'robot-7'"),
         (["release", "robot-0"], RejectedError, r"held by 'main' \(rollout\), not by 'console'"),
         (["release", "robot-0", "--force"], RejectedError, "works on job 'main'. Cancel the job"),
-        (["robots", "--name", "robot-0"], ConfigError, "begins with console or teleoperator"),
+        (["robots", "--name", "robot-0"], ConfigError, "was made for role edge"),
         (["robots", "--name", "console-9"], ConfigError, "no usable secret key for 'console-9'"),
     ],
 )

@@ -285,6 +285,18 @@ def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
     assert served.made[-1].thoughts == [100, 101, 102]
 
 
+def test_nobody_but_robots_is_thought_for(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.publish()
+    for name in ("trainer", "console", "demonstrator", "gateway"):
+        other = served.robots.connect(name)
+        other.send(ThinkRequest(1, (7,), seen(1)))
+        served.server.poll()
+        answer = other.recv()
+        assert isinstance(answer, Rejection) and "questions of robots alone" in answer.reason
+    assert all(made.thoughts == [] for made in served.made)
+
+
 def test_a_robot_that_asks_much_does_not_push_in(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.publish()

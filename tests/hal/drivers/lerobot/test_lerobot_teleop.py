@@ -92,6 +92,10 @@ def test_the_first_motion_is_slow_and_then_it_follows(bus: FeetechBus, tmp_path:
     last, then, slow = first, time.monotonic(), 0
     while device.hint:
         action, now = device.read(pose(pan=-60), True).action, time.monotonic()
+        if action is None:
+            # The machine is so busy that what was read is old: it begins again from where the robot is.
+            last, then = first, now
+            continue
         assert abs(action[0] - last[0]) <= 60 * (now - then) + 3, "the difference fades evenly"
         last, then, slow = action, now, slow + 1
         time.sleep(0.01)

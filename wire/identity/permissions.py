@@ -1,0 +1,78 @@
+"""Which role may send which message, and to which port: one table, which whoever listens there asks.
+
+A role is that of the record of the peer's key, never what the peer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from wire.messages import Message
+from wire.messages.fleet import AcquireLease, CancelJob, ListFleet, ReleaseLease, RenewLease, SubmitJob
+from wire.messages.gateway import (
+    EdgeEvent,
+    EdgeStatus,
+    Evaluate,
+    Evaluation,
+    FetchWeights,
+    Heartbeat,
+    Hello,
+    OperatorCommand,
+    Preview,
+    Publish,
+    Segment,
+    StopShown,
+    TrainerStatus,
+    VersionActivated,
+    WeightBytes,
+)
+from wire.messages.local import ThinkRequest
+from wire.types import CALLERS, Role
+
+
+class Port(StrEnum):
+    """Where a peer connects to."""
+
+    messages = "messages"
+    """the gateway"""
+    stops = "stops"
+    """the gateway's way of stops"""
+    think = "think"
+    """a think server"""
+
+
+_RECORDERS = (Role.edge, Role.demonstrator)
+_LEARNERS = (Role.trainer, Role.evaluator, Role.thinker)
+_ALL = (*_RECORDERS, *_LEARNERS, *CALLERS)
+
+MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
+    Port.messages: {
+        Hello: _ALL,
+        Heartbeat: _ALL,
+        Segment: _RECORDERS,
+        EdgeStatus: _RECORDERS,
+        Preview: _RECORDERS,
+        EdgeEvent: _RECORDERS,
+        VersionActivated: _RECORDERS,
+        FetchWeights: (Role.edge, Role.evaluator, Role.thinker),
+        Publish: (Role.trainer,),
+        WeightBytes: (Role.trainer,),
+        TrainerStatus: (Role.trainer,),
+        Evaluate: (Role.evaluator,),
+        Evaluation: (Role.evaluator,),
+        OperatorCommand: (Role.teleoperator,),
+        **dict.fromkeys((ListFleet, SubmitJob, CancelJob, AcquireLease, RenewLease, ReleaseLease), CALLERS),
+    },
+    Port.stops: {
+        Heartbeat: (Role.edge, *CALLERS),
+        StopShown: (Role.edge,),
+        OperatorCommand: CALLERS,
+    },
+    Port.think: {ThinkRequest: (Role.edge,)},
+}
+
+
+def may_send(port: Port, role: str, message: Message) -> bool:
+    """Whether a peer of this role may send `message` to `port`."""
+    return role in MAY_SEND[port].get(type(message), ())
