@@ -251,9 +251,9 @@ class Gateway:
         known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
         self._peers[peer] = known
         self._rejections.pop(name, None)
-        self._measure_clock(peer, known, hello.sent_ns)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
+        self._measure_clock(peer, known, hello.sent_ns)
         self._channel.send(peer, self._hello_ack(hello.sent_ns))
         if role == Role.edge:
             self._view.add_robot(peer, hello.spec)
