@@ -91,6 +91,8 @@ class Host:
         self._truth.late = self.late_ns > 2 * PERIOD_S * 1e9
         # the driver blocks: its host can do nothing meanwhile
         self._clock.advance(self.late_ns)
+        if self.late_ns:
+            self.plant.on_blocked()
         self.late_ns = 0
         try:
             return self.watched.execute(action, sent_ns)

@@ -72,12 +72,22 @@ class CameraCheck:
         self._config = config
         self._range = np.array([d.high - d.low for d in spec.state], np.float32)
         self._time_ns: int | None = None
+        self._knows_time = False
+        """whether that is of this scene"""
+        self._since_ns = 0
+        """when this frame came, by control's clock: one that is old stays so, whatever time its robot says it is"""
         self._streak: _Streak | None = None
 
-    def find(self, observation: Observation, frame: Frame) -> Hold:
+    def reset(self) -> None:
+        """Times may be others from now on; the frame that is there is no newer."""
+        self._streak, self._knows_time = None, False
+
+    def find(self, observation: Observation, frame: Frame, now_ns: int) -> Hold:
         """A frame that goes back in time, is of the future, is too old or shows what many before it showed."""
-        config, last_ns = self._config, self._time_ns
-        self._time_ns = frame.time_ns
+        config, last_ns = self._config, self._time_ns if self._knows_time else None
+        if frame.time_ns != self._time_ns:
+            self._since_ns = now_ns
+        self._time_ns, self._knows_time = frame.time_ns, True
         if last_ns is not None and frame.time_ns > last_ns and config.repeated_frames:
             self._compare(frame.image, observation.state)
         what = self._what
@@ -87,7 +97,8 @@ class CameraCheck:
         ahead_s = (frame.time_ns - observation.time_ns) / 1e9
         if ahead_s > config.future_s:
             return Hold(HoldReason.clock_jump, f"{what} is {ahead_s:.3f} s newer than its observation.")
-        if stale := _stale(HoldReason.stale_camera, what, -ahead_s, config.camera_stale_s):
+        age_s = max(-ahead_s, (now_ns - self._since_ns) / 1e9)
+        if stale := _stale(HoldReason.stale_camera, what, age_s, config.camera_stale_s):
             return stale
         streak = self._streak
         if streak is not None and streak.count >= config.repeated_frames and self._went_far(streak):
@@ -140,14 +151,14 @@ class ObservationMonitor:
         """what people were told of and is not over yet"""
         self._about = ""
         self._good = 0
+        self._cameras = {camera.name: CameraCheck(camera.name, spec, config) for camera in spec.cameras}
         self.reset()
 
     def reset(self) -> None:
         """An episode begins: the scene and the robot's clocks may be others. A hold goes on until it is over."""
         self._clock = ClockCheck(self._spec, self._config)
-        self._cameras = {
-            camera.name: CameraCheck(camera.name, self._spec, self._config) for camera in self._spec.cameras
-        }
+        for camera in self._cameras.values():
+            camera.reset()
 
     def check(self, observation: Observation, now_ns: int) -> Hold:
         """Why the robot must not move on `observation`, which is valid. `now_ns`: control's clock, which need not be
@@ -156,7 +167,7 @@ class ObservationMonitor:
         found, about = self._clock.find(observation, now_ns), ""
         # All cameras look at every observation, also behind another fault: their memory must not have holes.
         for name, check in self._cameras.items():
-            one = check.find(observation, observation.images[name])
+            one = check.find(observation, observation.images[name], now_ns)
             if one and not found:
                 found, about = one, name
         return self._judge(found, about)

@@ -99,6 +99,8 @@ class OperatorOverride:
             case OperatorCommandKind.hand_back:
                 self.linked = True
                 self._forget()
+                # Also of one who had the robot only while it held.
+                self._hand_back.on_person()
             case OperatorCommandKind.drop_link:
                 self.linked, self._command = False, None
             case OperatorCommandKind.command:

@@ -174,6 +174,18 @@ def test_a_camera_whose_frames_stop() -> None:
     bench.recovers()
 
 
+def test_a_frame_that_does_not_change_grows_old_whatever_time_its_robot_says_it_is() -> None:
+    """The clock of the robot goes back with each reset, and so the one frame that there is looks young again."""
+    bench = Bench()
+    bench.well(3)
+    frame_ns = bench.robot.observation.images["right"].time_ns
+    for _ in range(4):
+        bench.health._monitor.reset()
+        bench.origin_ns = frame_ns - bench.clock.now_ns()
+        verdicts = [bench.tick(frame_ns={"right": -tick * TICK_NS}) for tick in range(1, 12)]
+    assert {verdict.fault.reason for verdict in verdicts} == {HoldReason.stale_camera}
+
+
 @pytest.mark.parametrize(("age_ns", "stale"), [(500 * MS - 1, False), (500 * MS, False), (500 * MS + 1, True)])
 def test_the_age_of_a_frame_at_its_bound(age_ns: int, stale: bool) -> None:
     assert (Bench().tick(frame_ns={"left": -age_ns}).fault.reason is HoldReason.stale_camera) == stale

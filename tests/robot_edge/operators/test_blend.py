@@ -190,6 +190,14 @@ def test_the_policy_comes_in_over_the_stated_time() -> None:
     assert rows[TICKS - 1 :].tolist() == [[10, 1, 1]] * 3
 
 
+def test_it_does_so_after_a_person_under_whom_the_robot_only_held() -> None:
+    """Nothing was asked of the blend meanwhile."""
+    arm = Arm()
+    arm.say("take_over")
+    arm.say("hand_back")
+    assert arm.tick((0, 1.0, -1))[1] == pytest.approx(1 / TICKS)
+
+
 def test_an_interrupted_hand_back_begins_again() -> None:
     arm = Arm()
     arm.say("take_over")
