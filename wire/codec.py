@@ -17,7 +17,7 @@ import numpy as np
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
 from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
 _NAMES = {np.dtype(name): name for name in _DTYPES}
