@@ -20,6 +20,7 @@ from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.ingest import Ingest, IngestOutcome, IngestResult
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics, RejectionKind
+from cloud_learner.gateway.peer_clock import PeerClocks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget, KnownPeer, key_mismatch
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.weight_store import WeightStore
@@ -105,6 +106,7 @@ class Gateway:
         """by the name of a key: why it was turned away last"""
         self.refused: Counter[str] = Counter()
         """messages of known keys that nothing came of, by reason"""
+        self._clocks = PeerClocks(ledger, self._tell, wall_ns)
         self._kept, self._told = EventBudget(), EventBudget()
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         send = self._commands.send
@@ -195,7 +197,7 @@ class Gateway:
             case VersionActivated(robot=robot) if robot == peer:
                 self._note_activation(peer, message)
             case Heartbeat(sent_ns=sent_ns):
-                self._measure_clock(peer, known, sent_ns)
+                known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
                 self._channel.send(peer, self._hello_ack(sent_ns))
             case _ if isinstance(message, CALLS):
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
@@ -253,7 +255,7 @@ class Gateway:
         self._rejections.pop(name, None)
         if not is_client:
             self._ledger.see_robot(peer, hello.spec, hello.clock, now_ns)
-        self._measure_clock(peer, known, hello.sent_ns)
+        known.offset_ns = self._clocks.measure(peer, hello.clock, hello, now_ns)
         self._channel.send(peer, self._hello_ack(hello.sent_ns))
         if role == Role.edge:
             self._view.add_robot(peer, hello.spec)
@@ -268,6 +270,7 @@ class Gateway:
         for peer, known in list(self._peers.items()):
             if known.role in CALLERS and now_ns - known.last_message_ns > _FORGET_NS:
                 del self._peers[peer]
+                self._clocks.forget(peer)
 
     def _duplicate_name(self, peer: str, name: str, hello: Hello, now_ns: int) -> str:
         """Why the second connection of a name is not let in, '' for the same process or when the first is gone."""
@@ -294,16 +297,9 @@ class Gateway:
         self.refused["hello"] += 1
         self._channel.send(peer, Rejection(reason))
 
-    def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
-        """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
-        offset_ns = 0
-        if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - peer_checks.check_time(sent_ns)
-            offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
-        if known.offset_ns != offset_ns:
-            known.offset_ns = offset_ns
-            if self._ledger.robot(peer) is not None:
-                self._ledger.set_clock_offset(peer, offset_ns, self._clock.now_ns())
+    def _tell(self, robot: str, kind: str, text: str) -> None:
+        self._view.add_event(kind, text, robot)
+        self._add_event(robot, kind, text)
 
     # --- data in --------------------------------------------------------------------------------------------------
 
