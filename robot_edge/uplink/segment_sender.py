@@ -16,10 +16,13 @@ log = logging.getLogger(__name__)
 
 SECOND = 1_000_000_000
 _FIRST_TIMEOUT_NS = 5 * SECOND
-_LEAST_TIMEOUT_NS, _MOST_TIMEOUT_NS = 1 * SECOND, 4 * SECOND
+_LEAST_TIMEOUT_NS, _MOST_TIMEOUT_NS = 1 * SECOND, 20 * SECOND
+_BACKOFF_NS = 4 * SECOND
+"""what is not answered is tried again at least so often, unless answers take longer: nobody waits for much more when a
+database is back"""
 _NO_CREDIT_NS = 5 * SECOND
 """without credit and without a word for so long: one segment goes, for the word may have been lost"""
-_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 1024 * 1024, 64 * 1024, 64 * 1024 * 1024
+_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 128 * 1024, 32 * 1024, 64 * 1024 * 1024
 _WAITS_NS = SECOND // 2
 """what is sent waits no longer than this behind what was sent before it, so that the newest is never late"""
 _POLL_NS = SECOND // 50
@@ -31,8 +34,10 @@ class _Sent:
     """A segment under way."""
 
     segment: SpooledSegment
+    first_ns: int
+    """when it was sent first"""
     sent_ns: int
-    resent: int = 0
+    """and last"""
 
 
 class SegmentSender:
@@ -59,7 +64,7 @@ class SegmentSender:
         self._trip_ns = self._variation_ns = 0
         self._least_trip_ns = 0
         self._answered_ns = 0
-        """when the newest of those was sent that are answered"""
+        """when the newest of those was sent that are answered, of which there is no doubt what was answered"""
         self._timeout_ns = self._resend_ns = self._heard_again_ns = 0
 
     def on_connected(self) -> None:
@@ -75,6 +80,7 @@ class SegmentSender:
     def on_heard_again(self) -> None:
         """The gateway was silent: what it has not answered yet may still be answered."""
         self._heard_again_ns, self._timeout_ns = self._clock.now_ns(), 0
+        self._window = min(self._window, _FIRST_WINDOW)
 
     def on_credit(self, credit_bytes: int) -> None:
         """So much may be under way from now on."""
@@ -88,9 +94,14 @@ class SegmentSender:
             if (sent := self._under_way.pop(segment_id, None)) is None:
                 continue
             self._timeout_ns = 0
-            self._answered_ns = max(self._answered_ns, sent.sent_ns)
-            if not sent.resent:
-                self._measure(now_ns - sent.sent_ns, sent.segment.size, now_ns)
+            # A stall says nothing of how long answers take.
+            trip_ns = now_ns - max(sent.first_ns, self._heard_again_ns)
+            if sent.sent_ns == sent.first_ns:
+                self._answered_ns = max(self._answered_ns, sent.sent_ns)
+                self._measure(trip_ns, sent.segment.size, now_ns)
+            else:
+                # Perhaps it was lost, or answers take longer than was thought.
+                self._trip_ns = max(self._trip_ns, trip_ns)
             self.bytes_under_way -= sent.segment.size
 
     def poll(self) -> None:
@@ -126,17 +137,17 @@ class SegmentSender:
         self._spool.index.pop()
         return True
 
-    def _send(self, segment_id: str, segment: SpooledSegment, now_ns: int, resent: int = 0) -> bool:
+    def _send(self, segment_id: str, segment: SpooledSegment, now_ns: int) -> bool:
         """False when the connection does not take it."""
         message = self._spool.get(segment.row)
         if message is None:
             return True
         if not self._gateway.send(message):
             return False
-        if segment_id not in self._under_way:
+        before = self._under_way.pop(segment_id, None)
+        if before is None:
             self.bytes_under_way += segment.size
-        self._under_way.pop(segment_id, None)
-        self._under_way[segment_id] = _Sent(segment, now_ns, resent)
+        self._under_way[segment_id] = _Sent(segment, before.first_ns if before else now_ns, now_ns)
         return True
 
     def _may_send(self, size: int, now_ns: int) -> bool:
@@ -159,11 +170,11 @@ class SegmentSender:
                 return
             passed = self._answered_ns > sent.sent_ns
             if passed or (first and now_ns - max(self._resend_ns, self._heard_again_ns) > self._timeout_ns):
-                if not self._send(segment_id, sent.segment, now_ns, sent.resent + 1):
+                if not self._send(segment_id, sent.segment, now_ns):
                     return
                 self.resent += 1
                 if not passed:
-                    self._timeout_ns = min(_MOST_TIMEOUT_NS, 2 * (self._timeout_ns or timeout_ns))
+                    self._timeout_ns = max(timeout_ns, min(_BACKOFF_NS, 2 * self._timeout_ns))
                     self._resend_ns = now_ns
             first = False
 

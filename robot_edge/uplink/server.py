@@ -113,6 +113,7 @@ class Uplink:
         self._last_status: EdgeStatus | None = None
         self._status_is_new = False
         self._next_report_ns = 0
+        self._gateway_fault = ""
         self._acknowledged: list[str] = []
         self._commands = StickyCommands()
         self._stops = stops
@@ -333,8 +334,11 @@ class Uplink:
                 self._acknowledged += done
                 self.sender.on_answer(done)
                 self.sender.on_credit(message.credit_bytes)
+                self._gateway_fault = ""
             case Nack(reason=reason):
-                log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
+                if reason != self._gateway_fault:
+                    log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
+                self._gateway_fault = reason
             case VersionAvailable(version=version):
                 self.newest_version = version.number
                 self.weights.fetch(version)
