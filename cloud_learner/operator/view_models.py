@@ -13,9 +13,10 @@ from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
 from wire.stop_state import StopState
+from wire.transport.session import SILENT_AFTER_S
 from wire.types import CommandType, EpisodeOutcome, Lease, Mode, RobotSpec
 
-LOST_AFTER_S = 2.0
+LOST_AFTER_S = SILENT_AFTER_S
 """a robot without a status for this long counts as lost to people"""
 RECENT_EPISODES = 12
 DROPPED = "dropped:"

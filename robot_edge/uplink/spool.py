@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from robot_edge.uplink.spool_index import SpooledEpisode, SpooledSegment, SpoolIndex, is_kept
 from wire.codec import decode, encode
-from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_errors
+from wire.errors import ConfigError, CorruptDataError, DiskFullError, NotWritableError, StorageError, storage_errors
 from wire.messages.gateway import Segment
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,16 @@ class Dropped(NamedTuple):
     episodes: int = 0
     steps: int = 0
     bytes: int = 0
+
+
+def quota_bytes(option: str, gigabytes: float) -> int:
+    """Bytes of a quota that an option gives, 0 for none. Raises `ConfigError` for too little to work with."""
+    if gigabytes and not gigabytes * 1e9 >= LEAST_BYTES:
+        raise ConfigError(
+            f"{option} {gigabytes:g}: a spool needs room for an episode of minutes, {LEAST_BYTES / 1e9:.3f} GB at "
+            "least; 0 takes what is sensible."
+        )
+    return round(gigabytes * 1e9)
 
 
 def default_quota(path: Path) -> int:

@@ -13,13 +13,11 @@ from wire.codec import encode
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
-    EdgeEvent,
     EdgeStatus,
     Heartbeat,
     Hello,
     HelloAck,
     Nack,
-    Preview,
     Segment,
 )
 from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded

@@ -144,7 +144,7 @@ def test_without_credit_nothing_goes_and_without_a_word_for_long_one_segment(tmp
     world.say_all()
     world.pass_time(30)
     assert world.sent(Segment) == []
-    assert len([beat for beat in world.sent(Heartbeat)]) >= 29
+    assert len(world.sent(Heartbeat)) >= 29
     world.gateway.credit_bytes = 8_000_000
     assert world.drain() <= 2.0
     world.close()
@@ -180,7 +180,7 @@ def test_corrections_overtake_a_backlog_and_the_running_episode_overtakes_older_
     world.say_all()
     world.drain()
     order = list(dict.fromkeys(segment.episode.id for segment in world.sent(Segment)[sent:]))
-    kept = [one for one in order[:4]]
+    kept = order[:4]
     assert kept[0] == correction, "of corrections the newest first, with all of its episode"
     assert [world.gateway.stored[f"{one}/0"].episode.seed % 10 for one in kept[1:]] == [6, 6, 6], "then the older"
     rest = [world.gateway.stored[f"{one}/0"].episode.seed for one in order[4:]]
