@@ -189,11 +189,14 @@ class Uplink:
 
     def _handle_all(self, channel: Channel, handle: Callable[[Message], None]) -> bool:
         """Whether there may be more, after so long that others should have their turn."""
+        if (message := channel.recv()) is None:
+            return False
         started_ns = self._clock.now_ns()
-        while (message := channel.recv()) is not None:
+        while message is not None:
             handle(message)
             if self._clock.now_ns() - started_ns > _SLICE_NS:
                 return True
+            message = channel.recv()
         return False
 
     # --- from this computer ---------------------------------------------------------------------------------------

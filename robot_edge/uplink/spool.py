@@ -20,6 +20,7 @@ LEAST_BYTES = 64 * 1024 * 1024
 """room for an episode of minutes, however little is free"""
 _FREE_SHARE = 0.9
 """a spool that was full takes segments again when no more than this share of its room is used"""
+_BEGUN_AT_ONCE = 4
 _SHRINK_BYTES = 64 * 1024 * 1024
 """an empty spool whose file is larger gives the disk back"""
 
@@ -77,6 +78,8 @@ class Spool:
         """over its quota with nothing in it that may be dropped; then until enough of it was acknowledged"""
         try:
             self._db = sqlite3.connect(path)
+            # A segment is long: of larger pages there is less to read and to free.
+            self._db.execute("PRAGMA page_size=16384")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(
@@ -86,12 +89,17 @@ class Spool:
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS begun (episode TEXT PRIMARY KEY)")
             self._db.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-            self._db.execute("CREATE TABLE IF NOT EXISTS running (ending BLOB NOT NULL)")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS running"
+                " (episode TEXT NOT NULL, kept INTEGER NOT NULL, ending BLOB NOT NULL)"
+            )
             begun = {episode for (episode,) in self._db.execute("SELECT episode FROM begun")}
             rows = self._db.execute("SELECT row, episode, number, steps, size, kept, last FROM segments ORDER BY row")
             for row, episode, number, steps, size, kept, last in rows:
                 segment = SpooledSegment(row, number, size)
                 self.index.add(episode, segment, steps, bool(kept), bool(last), episode in begun)
+            for episode, kept in self._db.execute("SELECT episode, kept FROM running"):
+                self.index.expect(episode, bool(kept), episode in begun)
             counters = dict(self._db.execute("SELECT name, value FROM counters"))
         except sqlite3.Error as error:
             raise self._explain(error) from error
@@ -116,7 +124,9 @@ class Spool:
 
         `ending`: the episode's last segment if this process dies before it puts the next one; None when it is over.
         """
-        data, kept, episode = encode(segment), is_kept(segment), segment.episode.id
+        data, episode = encode(segment), segment.episode.id
+        # Whatever is left of a kept episode in the end, its last segment says that it is one.
+        kept = is_kept(segment) or self.index.is_kept(episode)
         begun = self.sends_at_once and segment.index == 0
         values = (episode, segment.index, segment.steps, len(data), kept, segment.last, data)
         try:
@@ -131,7 +141,7 @@ class Spool:
                     self._db.execute("INSERT OR IGNORE INTO begun VALUES (?)", (episode,))
                 self._db.execute("DELETE FROM running")
                 if ending is not None:
-                    self._db.execute("INSERT INTO running VALUES (?)", (encode(ending),))
+                    self._db.execute("INSERT INTO running VALUES (?, ?, ?)", (episode, kept, encode(ending)))
         except sqlite3.Error as error:
             raise self._explain(error) from error
         place = SpooledSegment(put.lastrowid or 0, segment.index, len(data))
@@ -153,12 +163,15 @@ class Spool:
 
     def begin(self, episode: SpooledEpisode) -> None:
         """The gateway will have some of it: it is not to be dropped any more, also by a later process."""
-        if episode.begun:
+        if episode.kept or episode.begun:
             return
-        episode.begun = True
+        # With it those that come next: a flush takes as long as it takes to send one.
+        begun = [episode, *(one for one in self.index.next_to_begin(_BEGUN_AT_ONCE) if one is not episode)]
+        for one in begun:
+            one.begun = True
         try:
             with self._db:
-                self._db.execute("INSERT OR IGNORE INTO begun VALUES (?)", (episode.id,))
+                self._db.executemany("INSERT OR IGNORE INTO begun VALUES (?)", [(one.id,) for one in begun])
         except sqlite3.Error as error:
             # To send is what makes room again.
             log.error("%s", self._explain(error))

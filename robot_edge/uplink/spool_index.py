@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -63,11 +64,22 @@ class SpoolIndex:
         self.segments = self.size = 0
         """in the spool, with their bytes"""
 
-    def add(self, episode_id: str, segment: SpooledSegment, steps: int, kept: bool, last: bool, begun: bool) -> None:
-        """It was put in; what is put in is newer than what is there."""
+    def expect(self, episode_id: str, kept: bool, begun: bool) -> SpooledEpisode:
+        """An episode of which something was put in, or will be."""
         episode = self._episodes.get(episode_id)
         if episode is None:
             episode = self._episodes[episode_id] = SpooledEpisode(episode_id, begun)
+            episode.kept = kept
+        return episode
+
+    def is_kept(self, episode_id: str) -> bool:
+        """Whether somebody else than the policy acted in what is known of an episode."""
+        episode = self._episodes.get(episode_id)
+        return episode is not None and episode.kept
+
+    def add(self, episode_id: str, segment: SpooledSegment, steps: int, kept: bool, last: bool, begun: bool) -> None:
+        """It was put in; what is put in is newer than what is there."""
+        episode = self.expect(episode_id, kept, begun)
         self._newest = episode
         episode.waiting.append(segment)
         episode.segments += 1
@@ -115,6 +127,13 @@ class SpoolIndex:
         if done := episode.ended and not episode.segments:
             del self._episodes[episode_id]
         return done
+
+    def next_to_begin(self, count: int) -> list[SpooledEpisode]:
+        """So many of those that may be dropped, in the order in which they are sent."""
+        rest = [one for one in itertools.islice(self._rest.values(), count + 1) if not one.begun]
+        if self._newest is not None and self._newest.id in self._rest and not self._newest.begun:
+            rest = [self._newest, *(one for one in rest if one is not self._newest)]
+        return rest[:count]
 
     def droppable(self) -> Iterator[SpooledEpisode]:
         """Whole episodes of the policy alone of which the gateway has nothing, oldest first."""

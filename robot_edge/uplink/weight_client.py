@@ -69,8 +69,9 @@ class WeightClient:
             return
         if self.ready is not None and self.ready[0].number == version.number:
             # Called back before its successor was here.
-            self._wanted = None
+            self._drop()
             return
+        self._drop()
         self._wanted = version
         self._begin(self._path(version).exists())
 
@@ -162,9 +163,16 @@ class WeightClient:
         """The robot goes on with the version it has; the next announcement tries again."""
         assert self._wanted is not None
         log.error("%s", storage_error(error, f"keeping version {self._wanted.number}", self._path(self._wanted)))
-        self._wanted = None
+        self._drop()
+
+    def _drop(self) -> None:
+        """Fetch nothing any more; what came of it goes."""
+        wanted, self._wanted = self._wanted, None
         with contextlib.suppress(OSError):
             self._close()
+        if wanted is not None:
+            with contextlib.suppress(OSError):
+                self._temporary(wanted).unlink(missing_ok=True)
 
     def _open(self, path: Path, mode: str) -> BinaryIO:
         """The file of the version that is wanted."""

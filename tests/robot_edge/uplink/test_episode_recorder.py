@@ -16,8 +16,8 @@ import pytest
 from robot_edge.runtime.process_group import record_channel
 from robot_edge.uplink.spool import Spool
 from tests import samples
-from tests.robot_edge.uplink.test_segments import waiting
 from tests.robot_edge.uplink.test_server import SECOND, Desk, segments
+from tests.robot_edge.uplink.test_spool import waiting
 from wire.clock import clock_name
 from wire.messages import Message
 from wire.messages.gateway import Ack, Hello, HelloAck
