@@ -230,6 +230,29 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     assert len(segments(desk.received())) == 1
 
 
+def test_a_full_disk_takes_practice_that_the_gateway_has_nothing_of_before_the_robot_holds(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        desk.record(5, number)
+    put, tries = desk.uplink.spool.put, [True, False]
+
+    def full(segment: Segment, ending: Segment | None) -> None:
+        if tries.pop(0):
+            raise DiskFullError("the disk is full")
+        put(segment, ending)
+
+    monkeypatch.setattr(desk.uplink.spool, "put", full)
+    desk.record(5, 3)
+    assert not any(isinstance(message, Nack) and message.reason for message in desk.to_control())
+    desk.hello()
+    received = desk.received()
+    assert [segment.episode.seed % 10 for segment in segments(received)] == [3]
+    desk.uplink.poll()
+    (event,) = [m for m in [*received, *desk.received()] if isinstance(m, EdgeEvent)]
+    assert event.kind == "dropped" and "3 episodes of the policy alone, 15 steps" in event.detail
+
+
 def test_a_new_uplink_takes_back_what_an_earlier_one_said_of_the_disk(desk: Desk) -> None:
     inbox = CommandInbox("robot-0", OperatorOverride(samples.spec(), desk.clock))
     inbox.handle_message(Nack("the disk is full"))
