@@ -8,7 +8,18 @@ import math
 import numpy as np
 
 from benchmarks.safety_drill.people import People
-from benchmarks.safety_drill.plant import CALM, LIMITS, OPEN, PERIOD_S, SPEC, Plant, Truth
+from benchmarks.safety_drill.plant import (
+    BLEND_TICKS,
+    CALM,
+    LATEST_TICKS,
+    LIMITS,
+    OPEN,
+    PERIOD_S,
+    SPEC,
+    WILD_NS,
+    Plant,
+    Truth,
+)
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback, RestPose
@@ -168,7 +179,7 @@ class Bench:
                 safety=self.limits,
                 driver=RobotTimeouts(first_pause_s=0.2, longest_pause_s=1.0, give_up_s=1.0),
                 observation_limits=ObservationLimits(recover_ticks=2),
-                hand_back_blend_s=0.5 if self.plant.blends else 0.0,
+                hand_back_blend_s=BLEND_TICKS * PERIOD_S if self.plant.blends else 0.0,
                 episodes=EpisodeRules(reset_by_person=self._attended, reset_s=1.0),
                 write_after_s=0.008 if self.rng.random() < 0.3 else 0.0,
             ),
@@ -281,7 +292,7 @@ class Bench:
             if fate < 0.04:
                 continue
             slow = self._bursty and self.rng.random() < 0.3
-            delay = int(self.rng.integers(8, 20) if slow else self.rng.integers(0, 7))
+            delay = int(self.rng.integers(8, LATEST_TICKS) if slow else self.rng.integers(0, 7))
             self._coming.append((self.ticks + delay, reply))
             if fate > 0.96:
                 self._coming.append((self.ticks + delay + int(self.rng.integers(0, 30)), reply))
@@ -301,7 +312,7 @@ class Bench:
         if kind == "wild":
             rows = rng.uniform([-400, -0.2, -3], [400, 0.2, 3], rows.shape)
             # Those that are made while it is executed, and those that they are averaged with, are no calmer.
-            self.truth.wild_until = self.clock.now_ns() + int(3e9)
+            self.truth.wild_until = self.clock.now_ns() + WILD_NS
         elif kind == "nan":
             rows[int(rng.integers(HORIZON)), int(rng.integers(3))] = np.nan
         elif kind == "empty":
