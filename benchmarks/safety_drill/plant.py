@@ -62,13 +62,14 @@ _GRAIN = 2e-3
 """of a limit: what float32 and the order of two roundings may add"""
 STOP_TICKS = int(np.ceil((SPEED / STOP / PERIOD_S).max())) + 1
 """commands from any speed to none"""
-_TOP, _CHANGE, _STOP_CHANGE, _BRAKING, _CALM, _HASTY = (
+_TOP, _CHANGE, _STOP_CHANGE, _BRAKING, _STOP_BRAKING, _CALM, _HASTY = (
     [float(number) for number in limit]
     for limit in (
         SPEED * (1 + _GRAIN) + _GRAIN,
         ACCELERATION * PERIOD_S * (1 + _GRAIN) + _GRAIN,
         STOP * PERIOD_S * (1 + _GRAIN) + _GRAIN,
         ACCELERATION * PERIOD_S * (1 - _GRAIN),
+        STOP * PERIOD_S * (1 - _GRAIN) - _GRAIN,
         CALM * 1.05 + 1e-3,
         CALM * (1 + LATEST_TICKS / BLEND_TICKS) * 1.05 + 1e-3,
     )
@@ -85,6 +86,7 @@ class Truth:
     """What the drill knows and the software under test has to find out."""
 
     stops: set[str] = field(default_factory=set)
+    newest_stop: str = ""
     started: bool = True
     holder: str = "policy"
     """policy, human or nobody"""
@@ -245,6 +247,9 @@ class Plant:
             self._braking += 1
             if gains:
                 self._violate("motion while stopped", f"{before} -> {speed}")
+            every = zip(speed, before, _STOP_BRAKING, strict=True)
+            if truth.stops and self.limited and any(abs(new) > max(abs(old) - hard, 1e-3) for new, old, hard in every):
+                self._violate("a stop that brakes softly", f"{before} -> {speed}")
             if self._braking > STOP_TICKS and truth.stops and any(speed):
                 self._violate("stop distance", f"{speed} after {self._braking} commands")
             return
