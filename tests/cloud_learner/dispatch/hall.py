@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
