@@ -120,8 +120,8 @@ class Dispatcher:
     def on_hello(self, name: str, hello: Hello, now_ns: int, then: Callable[[], None]) -> None:
         """A robot said hello, for the first time or again. `then` is called once it is one of the fleet.
 
-        A new process gets work when the ledger has said how many seeds the robot has used up; while the ledger cannot be
-        asked, by what was known last.
+        A new process gets work when the ledger has said how many seeds the robot has used up; while the ledger cannot
+        be asked, by what was known last.
         """
         assert hello.spec is not None
         self._specs[hello.spec.hash] = hello.spec

@@ -61,8 +61,7 @@ class VersionService:
         self._announced_ns: dict[int, int] = {}
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
-        newest = ledger.newest_version()
-        self._newest = newest.version if newest is not None else None
+        self._newest = weights.newest()
 
     # --- in -----------------------------------------------------------------------------------------------------
 

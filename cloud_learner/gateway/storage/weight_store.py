@@ -113,6 +113,7 @@ class WeightStore:
             raise storage_error(error, f"weights of version {version.number}", upload.path) from error
         self._upload = None
         self._ledger.commit_version(version, upload.path.name, upload.trained)
+        self._remember(VersionRow(version, upload.path.name))
         return version
 
     def serve(self, request: FetchWeights) -> WeightBytes:
@@ -148,13 +149,20 @@ class WeightStore:
         row = self._row(number)
         return row.version if row is not None else None
 
+    def newest(self) -> PolicyVersion | None:
+        """The newest version, None when there is none."""
+        row = self._ledger.newest_version()
+        return self._remember(row).version if row is not None else None
+
     def _row(self, number: int) -> VersionRow | None:
-        """Asked for once: a robot fetches a version in parts, also while the ledger is away."""
+        """Asked for once: robots fetch a version in parts, and also while the ledger is away."""
         row = self._rows.get(number) or self._ledger.version(number)
-        if row is not None:
-            self._rows[number] = row
-            if len(self._rows) > _REMEMBERED:
-                self._rows.popitem(last=False)
+        return self._remember(row) if row is not None else None
+
+    def _remember(self, row: VersionRow) -> VersionRow:
+        self._rows[row.version.number] = row
+        if len(self._rows) > _REMEMBERED:
+            self._rows.popitem(last=False)
         return row
 
     def _next(self) -> int:

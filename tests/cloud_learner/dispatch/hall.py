@@ -41,8 +41,8 @@ class Hall:
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        ingest = Ingest(self.ledger, store, self.clock)
-        ingest.open()
+        self.ingest = Ingest(self.ledger, store, self.clock)
+        self.ingest.open()
         self.view = FleetView(self.clock)
         self.stops = stops(self.clock) if stops is not None else None
         give = self.stops.give if self.stops is not None else None
@@ -51,7 +51,7 @@ class Hall:
         self.gateway = Gateway(
             self.server,
             self.ledger,
-            ingest,
+            self.ingest,
             weights,
             self.view,
             TASKS,
