@@ -18,7 +18,7 @@ from wire.messages.gateway import Ack, Heartbeat, Hello, RecordedChunk, Segment,
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
 from wire.types import Observation
 
-GOLDEN_SEGMENT = "d3fcdb0f92dbe1b4"
+GOLDEN_SEGMENT = "7770c13ad22c4b39"
 
 
 def whole_segment() -> Segment:
@@ -87,18 +87,20 @@ def test_optional_parts() -> None:
 
 def test_golden_bytes_of_the_wire() -> None:
     """Bytes that peers of this protocol version rely on; a change here needs a new PROTOCOL_VERSION."""
-    assert codec.PROTOCOL_VERSION == 4
-    assert encode(Heartbeat(5)) == bytes.fromhex("0482a474797065a9486561727462656174a773656e745f6e7305")
+    assert codec.PROTOCOL_VERSION == 5
+    assert encode(Heartbeat(5)) == bytes.fromhex(
+        "0584a474797065a9486561727462656174a773656e745f6e7305a76563686f5f6e7300a96563686f65645f6e7300"
+    )
     digest = hashlib.sha256(encode(whole_segment())).hexdigest()
     assert digest[:16] == GOLDEN_SEGMENT
 
 
 def test_another_protocol_version_says_what_to_do() -> None:
-    with pytest.raises(ProtocolError, match="speaks protocol 5, this side 4: install the same"):
-        decode(b"\x05" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="speaks protocol 6, this side 5: install the same"):
+        decode(b"\x06" + encode(Heartbeat(1))[1:])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x04", b"\x04\xc1", b"\x04" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\xc1", b"\x05" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
@@ -108,7 +110,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_or_a_message(data: bytes) -> None:
     try:
-        decode(b"\x04" + data)
+        decode(b"\x05" + data)
     except ProtocolError as error:
         assert str(error)
 
@@ -132,7 +134,7 @@ def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
     good = msgspec.msgpack.decode(encode(request())[1:])
     good["observation"]["state"] = array
     with pytest.raises(ProtocolError):
-        decode(b"\x04" + msgspec.msgpack.encode(good))
+        decode(b"\x05" + msgspec.msgpack.encode(good))
 
 
 def test_unknown_dtype_is_not_sent() -> None:
@@ -156,7 +158,7 @@ def test_a_spec_that_makes_no_sense_is_no_message() -> None:
     hello = msgspec.msgpack.decode(encode(Hello("r", "edge", "c", 1, 1, samples.spec()))[1:])
     hello["spec"]["state"][0]["low"] = 5.0
     with pytest.raises(ProtocolError, match="not below high"):
-        decode(b"\x04" + msgspec.msgpack.encode(hello))
+        decode(b"\x05" + msgspec.msgpack.encode(hello))
 
 
 @pytest.mark.parametrize("shape", [[3] * 100_000, [0, 2**63], [2**40], [-1], 5])
@@ -175,4 +177,4 @@ def test_each_type_has_a_cap_which_is_looked_at_before_the_message_is_read() -> 
         with pytest.raises(MessageTooLargeError, match=f"a {type(small).__name__} of 1000"):
             decode(encode(small))
     with pytest.raises(MessageTooLargeError, match="cap"):
-        decode(b"\x04" + b"\xc1" * 1_000_000)
+        decode(b"\x05" + b"\xc1" * 1_000_000)

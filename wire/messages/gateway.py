@@ -30,9 +30,14 @@ class Hello(Message, frozen=True, eq=False):
 
 
 class Heartbeat(Message, frozen=True, eq=False):
-    """Keeps a connection and carries one clock sample."""
+    """Keeps a connection and carries one clock sample: with the answer to the one before, a round trip for the gateway
+    as well."""
 
     sent_ns: int
+    echo_ns: int = 0
+    """`received_ns` of the newest `HelloAck`, 0: there was none"""
+    echoed_ns: int = 0
+    """when that came, by the sender's clock"""
 
 
 class FetchWeights(Message, frozen=True, eq=False):
@@ -214,6 +219,10 @@ class EdgeEvent(Message, frozen=True, eq=False):
 # --- the gateway to an edge ------------------------------------------------------------------------------------------
 
 
+FIRST_CREDIT_BYTES = 8 * 1024 * 1024
+"""what a robot may send before a gateway has said how much it takes"""
+
+
 class HelloAck(Message, frozen=True, eq=False):
     """The connection stands."""
 
@@ -225,6 +234,9 @@ class HelloAck(Message, frozen=True, eq=False):
     """somebody looks at the operator page: pictures for people are worth drawing and sending"""
     stop_port: int = 0
     """where stops are heard and sent, on the gateway's host; 0: not apart from everything else"""
+    credit_bytes: int = FIRST_CREDIT_BYTES
+    """so much of segments may be under way without an answer, until the next message says otherwise; a single segment
+    may be larger, 0: none for now"""
 
 
 class Rejection(Message, frozen=True, eq=False):
@@ -243,6 +255,8 @@ class Ack(Message, frozen=True, eq=False):
     segments: tuple[str, ...]
     quarantined: tuple[str, ...] = ()
     """kept aside because they were not valid; the gateway's log says why"""
+    credit_bytes: int = FIRST_CREDIT_BYTES
+    """as in `HelloAck`"""
 
 
 class Nack(Message, frozen=True, eq=False):
@@ -336,7 +350,8 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 
     max_bytes: ClassVar[int] = LARGE_BYTES
     row: int
-    segment: Segment
+    record: bytes
+    """the encoded `Segment`, as it is stored"""
 
 
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
