@@ -12,17 +12,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robot_edge.uplink.segments import SegmentBuilder, Spool
+from robot_edge.uplink.segments import SegmentBuilder
+from robot_edge.uplink.spool import Spool
 from tests import samples
 from wire.errors import CorruptDataError, DiskFullError, NotWritableError, StorageError
 from wire.messages.gateway import RecordedChunk, Segment
+
+
+def waiting(spool: Spool) -> list[tuple[int, str]]:
+    """(row, id) of all that is there, in the order in which it would be sent."""
+    found = []
+    while (there := spool.index.next()) is not None:
+        found.append((there[1].row, f"{there[0].id}/{there[1].number}"))
+        spool.index.pop()
+    return found
 
 
 def test_first_in_first_out_until_forgotten(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool.sqlite")
     for index in range(3):
         spool.put(samples.segment(index))
-    rows = spool.waiting(0, 10)
+    rows = waiting(spool)
     assert [name for _, name in rows] == [f"{samples.episode().id}/{index}" for index in range(3)]
     assert spool.steps_recorded == 12
     first = spool.get(rows[0][0])
@@ -85,7 +95,8 @@ def test_a_path_below_a_file_says_what_is_wrong(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from robot_edge.uplink.segments import SegmentBuilder, Spool
+from robot_edge.uplink.segments import SegmentBuilder
+from robot_edge.uplink.spool import Spool
 from tests import samples
 spool = Spool(Path(sys.argv[1]))
 start = int(sys.argv[2])
@@ -110,7 +121,7 @@ def test_killed_at_any_point_nothing_that_was_put_is_lost(tmp_path: Path) -> Non
         rest, _ = writer.communicate()
         put += [int(line) for line in rest.split("\n")[:-1]]
     spool = Spool(path)
-    found = [int(name.rsplit("/", 1)[1]) for _, name in spool.waiting(0, 1_000_000)]
+    found = [int(name.rsplit("/", 1)[1]) for _, name in waiting(spool)]
     assert set(put) <= set(found)
     assert len(found) == len(set(found))
     assert spool.steps_recorded == 4 * len(found)
@@ -126,11 +137,11 @@ def test_what_it_counts_is_what_lies_in_it(tmp_path: Path) -> None:
     spool.forget((samples.segment(1).id, "unknown"))
     with pytest.raises(StorageError):
         spool.put(samples.segment(0))
-    counts = len(spool), spool.steps_recorded, spool.newest
-    assert counts == (2, 12, 3)
+    counts = len(spool), spool.steps_recorded, spool.size
+    assert counts[:2] == (2, 12)
     spool.close()
     again = Spool(path)
-    assert (len(again), again.steps_recorded, again.newest) == counts
+    assert (len(again), again.steps_recorded, again.size) == counts
     again.close()
 
 
