@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.gateway.peer_checks import check_time
-from wire.errors import StorageError
 from wire.messages.gateway import Heartbeat, Hello
 from wire.transport.peer_clock import ClockOffset, PeerClock
-
-log = logging.getLogger(__name__)
 
 _JUMP_NS = 100_000_000
 """a clock that jumps by less is not worth a person's attention"""
@@ -42,10 +37,14 @@ class PeerClocks:
     """Of all peers, by name. A clock that jumps, or whose time of day is wrong, is told once."""
 
     def __init__(
-        self, ledger: Ledger, tell: Callable[[str, str, str], None], wall_ns: Callable[[], int] = time.time_ns
+        self,
+        store: Callable[[str, int, int], None],
+        tell: Callable[[str, str, str], None],
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Offsets are stored in `ledger`; `tell` people of an event: peer, kind, text."""
-        self._ledger, self._tell, self._wall_ns = ledger, tell, wall_ns
+        """`store(peer, offset_ns, now_ns)` has an offset stored, sooner or later; `tell` people of an event: peer,
+        kind, text."""
+        self._store, self._tell, self._wall_ns = store, tell, wall_ns
         self._known: dict[str, _Known] = {}
 
     def measure(self, peer: str, clock: str, message: Hello | Heartbeat, now_ns: int) -> int | None:
@@ -65,14 +64,8 @@ class PeerClocks:
         if offset is None:
             return None
         if known.stored is None or _is_news(offset, known.stored, now_ns - known.stored_ns):
-            try:
-                if self._ledger.robot(peer) is not None:
-                    self._ledger.set_clock_offset(peer, offset.ns, now_ns)
-            except StorageError as error:
-                # Later, then: whoever sent a heartbeat is to hear that there is a gateway.
-                log.warning("the clock offset of '%s' could not be stored: %s", peer, error)
-            else:
-                known.stored, known.stored_ns = offset, now_ns
+            self._store(peer, offset.ns, now_ns)
+            known.stored, known.stored_ns = offset, now_ns
         return offset.ns
 
     def offset(self, peer: str, now_ns: int) -> ClockOffset | None:
