@@ -1,4 +1,4 @@
-"""How a trainer waits for the buffer that it is to read."""
+"""How a trainer waits for the buffer that it is to read, and who drives no real robot."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -15,9 +17,20 @@ import pytest
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.training.trainer import TrainerCounts
 from fleet.config.data_directory import DataDirectory
-from fleet.config.process_options import GatewayOptions, TrainerOptions
+from fleet.config.process_options import (
+    DemonstratorOptions,
+    EvaluatorOptions,
+    GatewayOptions,
+    TrainerOptions,
+    UpOptions,
+)
+from fleet.config.recipe import Recipe
+from fleet.config.recipes import fake
 from fleet.launch import builders, factories
-from fleet.launch.builders import wait_for_buffer
+from fleet.launch.builders import run_demonstrator, run_evaluator, wait_for_buffer
+from fleet.launch.up import Up
+from hal.drivers.fake import FakeRobot
+from hal.registry import register
 from wire.errors import (
     ConfigError,
     CorruptDataError,
@@ -124,3 +137,30 @@ def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_st
             signal.signal(number, handler)
     assert tried == [True] * 3
     assert caplog.text.count("connection refused") == 1
+
+
+class RealRobot(FakeRobot):
+    real = True
+
+    def connect(self) -> None:
+        raise AssertionError("nobody may touch it")
+
+
+def real_recipe(seed: int = 0) -> Recipe:
+    """With all limits, and nothing said of people."""
+    register("real-fake", RealRobot)
+    return replace(fake(seed), name="bench", robot="real-fake")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda data, recipe: run_evaluator(EvaluatorOptions(recipe=recipe, data=data)),
+        lambda data, recipe: run_demonstrator(DemonstratorOptions(recipe=recipe, data=data)),
+        lambda data, recipe: Up(UpOptions(recipe=recipe, data=data, headless=True)).run(),
+    ],
+)
+def test_a_real_robot_is_driven_by_its_edge_alone(run: Callable[[Path, str], None], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the real robot 'real-fake' as fast.*`unpaced_config`.*vla-fleet edge"):
+        run(tmp_path / "data", "tests.fleet.launch.test_builders:real_recipe")
+    assert not (tmp_path / "data").exists()
