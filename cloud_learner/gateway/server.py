@@ -186,7 +186,6 @@ class Gateway:
 
     def _receive(self) -> bool:
         """Handle some of what came; whether there was anything."""
-        received = None
         for _ in self._slice():
             if (received := self._channel.recv_unless(_UNDECODED)) is None:
                 return False
