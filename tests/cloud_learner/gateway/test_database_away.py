@@ -29,23 +29,20 @@ def test_a_database_that_hangs_keeps_nobody_waiting(
     with threads(hall):
         edge.episode()
         until(hall, lambda: not edge.spool)
-        longest_s = 0.0
         with postgres_server.stopped():
             edge.episode()
             until_s = time.monotonic() + 6.0
             for number in range(1000):
                 if time.monotonic() > until_s:
                     break
-                began_s = time.monotonic()
                 page(hall, 1, "take_over" if number % 2 == 0 else "hand_back")
-                longest_s = max(longest_s, time.monotonic() - began_s)
+                assert len(commands(edge)) == number + 1, "each in the poll that follows it"
                 time.sleep(0.02)
-            assert "take_over" in commands(edge) and "hand_back" in commands(edge)
+            assert len(commands(edge)) >= 4, "more than a loop that waits would come to"
             _, (answer,) = acquired(hall, "teleoperator", "robot-1")
             assert answer.lease is not None
             assert hall.view.snapshot()["storage"]["fault"]
             assert edge.spool
-        assert longest_s < 1.0, "far below what the database took"
         edge.welcomed = False
         edge.hello()
         until(hall, lambda: not edge.spool)
