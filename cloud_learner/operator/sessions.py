@@ -58,8 +58,9 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """'' with `heartbeat` alone"""
     action: tuple[float, ...] = ()
     """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
-    sequence: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQUENCE)] = 0
-    """grows with every message for a robot; a command that comes twice moves nothing"""
+    sequence: Annotated[int, msgspec.Meta(ge=0, lt=LAST_SEQUENCE)] = 0
+    """grows with every message for a robot; a command that comes twice moves nothing. The last number is the gateway's,
+    which so takes the robot back whatever a page has sent"""
     captured_ms: float = 0.0
     """with `command` and `start`: when the person did it, by the gateway's clock as the page has measured it, never
     later than it was"""

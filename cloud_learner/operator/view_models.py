@@ -158,6 +158,11 @@ def lease_model(lease: Lease) -> dict[str, Any]:
     }
 
 
+def version_model(version: PolicyVersion) -> dict[str, Any]:
+    """The newest version."""
+    return {"number": version.number, "gradient_steps": version.gradient_steps, "sha256": version.sha256[:12]}
+
+
 def job_model(job: JobState) -> dict[str, Any]:
     """A job and how far it is."""
     request = job.request

@@ -53,6 +53,7 @@ def doctor(
     from fleet.config.robot_config import read_robot_config
     from fleet.tools.bench_doctor import examine_bench
     from fleet.tools.doctor import default_task, examine, show, show_computer, show_limits
+    from fleet.tools.doctor_stops import standing_stops
     from hal.interfaces.robot import is_real
     from hal.registry import make_robot, read_config
     from hal.safety.limits import SafetyLimits, compile_limits
@@ -96,10 +97,16 @@ def doctor(
         compile_limits(one.spec, limits)
     proposal = limits_block(one.spec, limits) if is_real(one) and is_incomplete(one, limits) else ""
     task = task or default_task(one)
+    if move and not simulated and (stopped := standing_stops(Path("data"))):
+        raise ConfigError(
+            f"{'; '.join(stopped)}, on data of this directory: it may be this robot, which is not moved then. Release "
+            "and start it (`vla-fleet stop NAME --release all`, then --start, while its edge runs), or say --no-move."
+        )
     if move and not simulated and not yes:
         if not sys.stdin.isatty():
             raise ConfigError(f"robot '{robot}' will move: clear its workspace, then say --yes (or --no-move).")
         typer.confirm(f"'{robot}' will reset and move by 5 % of its limits. Is its workspace clear?", abort=True)
+        console.print("To stop it: vla-fleet stop, in another terminal of this computer.", highlight=False)
     found = examine(make, task, simulated, move, seconds, timeout, console)
     show(found, console)
     if proposal:

@@ -24,6 +24,8 @@ from fleet.config.process_options import (
 from fleet.config.recipe import Recipe
 from fleet.launch import factories
 from hal.driver_host.priority import idle
+from hal.interfaces.robot import is_real
+from hal.registry import make_robot
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
@@ -116,10 +118,9 @@ def run_trainer(options: TrainerOptions) -> None:
 
 def run_evaluator(options: EvaluatorOptions) -> None:
     """Measure versions on held-out seeds."""
-    recipe = _simulated(options.make_recipe(options.seed))
     idle()
     limit_threads()
-    recipe = options.overrides.applied(recipe)
+    recipe = simulated(options.overrides.applied(options.make_recipe(options.seed)))
     data, version = DataDirectory(options.root), options.version
     shutdown = ShutdownSignal()
     config = recipe.evaluator
@@ -141,7 +142,7 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
     """Record demonstrations of the scripted operator and send them to the gateway."""
     from fleet.evaluation.demonstrations import demonstrate
 
-    recipe, data = _simulated(options.make_recipe()), DataDirectory(options.root)
+    recipe, data = simulated(options.make_recipe()), DataDirectory(options.root)
     count = options.episodes or recipe.demonstrations * len(recipe.tasks)
     name = options.name
     with gateway_channel(options, name) as channel:
@@ -150,10 +151,19 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
         )
 
 
-def _simulated(recipe: Recipe) -> Recipe:
-    """`recipe`. Raises `ConfigError` for one whose only robot is the one that people drive."""
+def simulated(recipe: Recipe) -> Recipe:
+    """`recipe`. Raises `ConfigError` for one without a simulator to demonstrate and to evaluate in: whoever does that
+    keeps no pace, and nobody could stop it.
+    """
     if recipe.people_only:
         raise ConfigError(f"recipe '{recipe.name}' has no simulator: people demonstrate on its robots and judge them.")
+    with contextlib.closing(make_robot(recipe.robot, recipe.unpaced_config)) as robot:
+        if is_real(robot):
+            raise ConfigError(
+                f"recipe '{recipe.name}' would drive the real robot '{recipe.robot}' as fast as this machine can, "
+                "without a host that stops it, to demonstrate and to evaluate. Give it the `unpaced_config` of a "
+                "simulator, or `people_only`: then people demonstrate and judge, on robots that `vla-fleet edge` runs."
+            )
     return recipe
 
 

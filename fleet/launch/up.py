@@ -19,7 +19,7 @@ from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
 from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
-from fleet.launch.builders import THINKER
+from fleet.launch.builders import THINKER, simulated
 from fleet.launch.dashboard import Dashboard
 from fleet.launch.process_specs import (
     AFTER,
@@ -199,8 +199,11 @@ class Up:
                 self._at_minute.setdefault(minute, self._newest_version)
 
     def _check_people_only(self) -> None:
-        """Raises `ConfigError` for what needs a simulator, or another robot than the one on the bench."""
+        """Raises `ConfigError` for what lacks a simulator, or another robot than the one on the bench."""
         if not self.recipe.people_only:
+            # With Ray other machines make it, and say so.
+            if self.options.backend == "local":
+                simulated(self.recipe)
             return
         if self.options.report is not None:
             raise ConfigError(f"--report: recipe '{self.recipe.name}' has no simulator to measure versions in.")

@@ -80,7 +80,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         metrics_host=parameters.metrics_host,
         overrides=overrides,
     )
-    return NodeSetup(edge_processes(options), wanted)
+    return NodeSetup(edge_processes(options), wanted, DataDirectory(root).edge(parameters.name))
 
 
 def _listed(text: str) -> list[str]:

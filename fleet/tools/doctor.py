@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleet.tools.doctor_stops import stoppable
 from hal.conformance import ConformanceReport, check_robot
 from hal.driver_host.real_time import memory_permission, priority_permission
 from hal.interfaces.robot import Robot
@@ -35,8 +37,9 @@ def examine(
 ) -> ConformanceReport:
     """Run the conformance suite on the robot that `make` makes, and say on `console` which check it is at.
 
-    `simulated`: its scenes follow seeds and its limits may be commanded; `seconds`: how long rates are measured. A
-    check that takes longer than `timeout_s` ends this process: the driver blocks.
+    `simulated`: its scenes follow seeds, its limits may be commanded, and nobody needs to stop it, as `vla-fleet stop`
+    does with any other; `seconds`: how long rates are measured. A check that takes longer than `timeout_s` ends this
+    process: the driver blocks.
     """
     watch = _CheckTimeout(timeout_s)
 
@@ -46,15 +49,16 @@ def examine(
 
     watch.begin("making the robot")
     try:
-        return check_robot(
-            make,
-            task,
-            seeded=simulated,
-            measure_s=seconds,
-            move=move,
-            gentle=not simulated,
-            notify=notify,
-        )
+        with contextlib.nullcontext(make) if simulated else stoppable(make) as made:
+            return check_robot(
+                made,
+                task,
+                seeded=simulated,
+                measure_s=seconds,
+                move=move,
+                gentle=not simulated,
+                notify=notify,
+            )
     finally:
         watch.end()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hal.driver_host.stop_line import ANSWER_S, StopOrder, send_order
-from hal.safety.stop_latch import StopLatch
+from hal.safety.stop_latch import MORE, StopLatch
 from robot_edge.runtime.robot_host import STOP_FILE, announced_hosts
 from wire.errors import ConfigError, RejectedError, RobotError, suggest
 from wire.stop_state import StopState, new_stop_id
@@ -107,12 +107,12 @@ def release_robots(robots: list[LocalRobot], stop: str, say: Callable[[str], Non
 
     def one(robot: LocalRobot) -> tuple[bool, str]:
         state = robot.give_order(StopOrder("ask"))
-        for each in state.stops if stop == ALL else {stop} & state.stops.keys():
+        every = sorted(state.stops, key=lambda each: each == MORE)
+        for each in every if stop == ALL else {stop} & state.stops.keys():
             state = robot.give_order(StopOrder("release", each, WHO))
             if each in state.stops:
-                return False, (
-                    f"{robot.name}: {state}; {each} cannot be released while what made it is pressed, open or not there"
-                )
+                why = "the others are not" if each == MORE else "what made it is pressed, open or not there"
+                return False, f"{robot.name}: {state}; {each} cannot be released while {why}"
         return True, f"{robot.name}: {state}"
 
     if stop != ALL:

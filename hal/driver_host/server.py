@@ -128,6 +128,8 @@ class DriverServer:
         become_real_time(cpu)
         # They are more urgent than this thread, by which they are started.
         self._stuck_watch.start()
+        # From now on nobody who stops it waits for its driver.
+        self.robot.stop_driver = self._stuck_watch.stopper.ask
         self._devices.start()
 
     def step(self) -> None:

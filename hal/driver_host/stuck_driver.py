@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from hal.driver_host.motion_stopper import MotionStopper
 from hal.driver_host.priority import watching
 from hal.driver_host.watchdog import CallDeadline
 from hal.driver_host.watched_robot import WatchedRobot
@@ -27,37 +28,41 @@ class StuckDriverWatch:
 
     def __init__(self, watched: WatchedRobot, deadline: CallDeadline) -> None:
         self._watched, self._deadline = watched, deadline
+        self._stuck = False
+        self.stopper = MotionStopper(watched.robot, lambda: self._stuck or not watched.robot.stop_state().free)
+        """also for whoever else stops it"""
         self._late_s = max(_LATE_S, _LATE_TICKS * watched.robot.spec.period_ns / 1e9)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stuck-driver", daemon=True)
 
     def start(self) -> None:
         self._deadline.guard_interpreter(self._deadline.coasting_s if self._watched.robot.stoppable else 0.0)
+        self.stopper.start()
         self._thread.start()
 
     def close(self) -> None:
         """May be called without `start`, and twice."""
+        # While somebody sees to the deadline.
+        self.stopper.close()
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
         watching()
-        noted = stopped = False
+        robot = self._watched.robot
         while not self._over.wait(min(_POLL_S, self._late_s / 2)):
             self._deadline.guard()
             late_s = self._watched.overdue_s()
             if late_s < self._late_s:
-                noted = stopped = False
-                continue
-            if not stopped:
-                stopped = self._watched.robot.stop_motion()
-            if not noted:
-                how = "it was stopped by its own way" if stopped else "it has no way of its own to be stopped"
+                self._stuck = False
+            elif not self._stuck:
+                self._stuck = True
+                self.stopper.ask()
+                how = "it is stopped by its own way" if robot.stoppable else "it has no way of its own to be stopped"
                 log.error(
                     "robot '%s': its driver blocks, hold has been due for %.0f ms; %s.",
-                    self._watched.robot.spec.embodiment,
+                    robot.spec.embodiment,
                     late_s * 1e3,
                     how,
                 )
-                noted = True

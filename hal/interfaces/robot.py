@@ -93,7 +93,7 @@ class StoppableRobot(Protocol):
 
     def stop_motion(self) -> None:
         """Stop whatever moves, at once. Called by another thread while another call is under way, also one that blocks;
-        returns quickly. Raises `RobotError` when it could not.
+        returns within a second. Raises `RobotError` when it could not: then it is called again.
         """
         ...
 

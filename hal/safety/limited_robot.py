@@ -4,8 +4,9 @@ holds one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -44,9 +45,15 @@ class LimitedRobot:
         self.robot, self.spec = robot, robot.spec
         self.executed: np.ndarray | None = None
         """float32[da]: at the last command of this scene, None before the first"""
-        self._latch, self._connected = latch or StopLatch(), False
+        self._latch, self.connected = latch or StopLatch(), False
+        self.under_way = 0
+        """number of the call that its driver is at, of those that may move it; 0 for none"""
+        self._calls = 0
+        self._stop_fault = ""
         self.on_stop: Callable[[], None] = lambda: None
         """called by whoever stops the robot, so that nobody waits for the next command"""
+        self.stop_driver: Callable[[], object] = self.stop_motion
+        """called by whoever stops the robot anew; a host has it done by a thread"""
         self.on_write: Callable[[], None] = lambda: None
         """called before each command that the driver gets"""
         self.coasting = False
@@ -76,15 +83,16 @@ class LimitedRobot:
         Raises `RobotStoppedError` for one that is stopped, for connecting may put torque on; but not for one that may
         be moving by a velocity, which stays stopped. Raises `RobotError` for a real one of those that cannot be told.
         """
-        if self._connected:
+        if self.connected:
             self.robot.connect()
             return
-        if not self._velocities:
-            self._require_free("is not connected")
-        self.robot.connect()
+        with self._calling():
+            if not self._velocities:
+                self._require_free("is not connected")
+            self.robot.connect()
         if not self.stop_motion() and self._velocities:
             self._stop_velocities()
-        self._connected = True
+        self.connected = True
 
     def reset(self, task: str, seed: int) -> RestPose | None:
         """As `Robot.reset`. What was executed before says nothing about where the robot is then: it stands still.
@@ -92,9 +100,11 @@ class LimitedRobot:
         Raises `RobotStoppedError` for one that is stopped, or was while it reset, and `RobotMovingError` for one that
         has not come to hold.
         """
-        self.require_at_rest()
-        self._forget()
-        pose = self.robot.reset(task, seed)
+        with self._calling():
+            # Whoever stops it after this has seen that it is under way.
+            self.require_at_rest()
+            self._forget()
+            pose = self.robot.reset(task, seed)
         self._require_free("was stopped while it reset")
         return pose
 
@@ -136,23 +146,27 @@ class LimitedRobot:
 
     def stop(self, stop: str, who: str, lasting: bool = False) -> StopState:
         """As `StopLatch.stop`. What the driver does by itself is stopped here; `hold` brakes the rest."""
-        new = not self._latch.state.stops
+        new = stop not in self._latch.state.stops
         self._latch.stop(stop, who, lasting)
         self.on_stop()
         if new:
-            self.stop_motion()
+            self.stop_driver()
         return self._latch.state
 
     def stop_motion(self) -> bool:
-        """Stop whatever moves by the driver's own way; whether it has one and took it. Logs what it raises.
+        """Stop whatever moves by the driver's own way; whether it has one and took it. Logs what it raises, once.
 
         From any thread, for it is done whatever the driver is at. The next command begins from rest.
         """
         try:
             done = stop_motion(self.robot)
         except Exception as error:  # noqa: BLE001 - whatever a driver raises, holding goes on
-            log.error("robot '%s' could not be stopped by its driver's own way: %s", self.spec.embodiment, error)
+            fault = f"{type(error).__name__}: {error}"
+            if fault != self._stop_fault:
+                log.error("robot '%s' could not be stopped by its driver's own way: %s", self.spec.embodiment, fault)
+            self._stop_fault = fault
             return False
+        self._stop_fault = ""
         self._halted = self._halted or done
         return done
 
@@ -200,9 +214,19 @@ class LimitedRobot:
         request_previews(self.robot, wanted)
 
     def close(self) -> None:
-        self._connected = False
+        self.connected = False
         self._forget()
-        self.robot.close()
+        with self._calling():
+            self.robot.close()
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._calls += 1
+        self.under_way = self._calls
+        try:
+            yield
+        finally:
+            self.under_way = 0
 
     def _forget(self) -> None:
         self.executed = self._state = None
@@ -243,7 +267,8 @@ class LimitedRobot:
         # Also before the driver answers: a call that blocks may have done what it was told.
         self.coasting = self._coasts(action) or self._coasts(before)
         self.on_write()
-        done = self.robot.write(action)
+        with self._calling():
+            done = self.robot.write(action)
         # A driver may use its array again. It is noted whatever else is wrong with the answer.
         self.executed = validate_executed(self.spec, done).copy()
         self._limiter.note(self.executed, before)

@@ -24,7 +24,9 @@ from wire.stop_state import StopState
 
 log = logging.getLogger(__name__)
 MOST_STOPS = 32
-"""remembered at once: any one of them keeps the robot stopped"""
+"""remembered by name at once"""
+MORE = "more"
+"""id of the stop that stands for all beyond those: it is released last"""
 
 
 class StopLatch:
@@ -61,8 +63,12 @@ class StopLatch:
         with self._lock:
             if lasting:
                 self._causes.add(stop)
-            if stop not in self._state.stops and (lasting or len(self._state.stops) < MOST_STOPS):
-                self._replace(stops={**self._state.stops, stop: who}, ready=False, last=stop)
+            stops = self._state.stops
+            if stop not in stops:
+                if not lasting and len(stops) >= MOST_STOPS:
+                    self._replace(stops={**stops, MORE: "others"}, ready=False, last=stop)
+                else:
+                    self._replace(stops={**stops, stop: who}, ready=False, last=stop)
 
     def end_cause(self, stop: str) -> None:
         """What caused it is over: it stands until it is released."""
@@ -71,10 +77,11 @@ class StopLatch:
 
     def release(self, stop: str) -> None:
         """Take back that stop; with the last one the robot is ready. An id that is none is passed over, and so is one
-        whose cause goes on.
+        whose cause goes on, and `MORE` while there are others.
         """
         with self._lock:
-            if stop in self._state.stops and stop not in self._causes:
+            last = stop != MORE or len(self._state.stops) == 1
+            if stop in self._state.stops and stop not in self._causes and last:
                 left = {other: who for other, who in self._state.stops.items() if other != stop}
                 self._replace(stops=left, ready=not left)
 

@@ -7,10 +7,12 @@ of its own, and does not start the machine). A device that is not there, or goes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ from hal.stop_devices.device import InputDevice
 from hal.stop_devices.evdev_keys import key_code, open_keys
 from hal.stop_devices.gpio_line import LINE_KEY, open_line
 from wire.clock import Clock, MonotonicClock
-from wire.errors import ConfigError, FleetError
+from wire.errors import ConfigError
 from wire.stop_state import new_stop_id
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ _RETRY_NS = 1_000_000_000
 """between two looks for a device that is not there"""
 _REBOUND_NS = 300_000_000
 """a contact that opens again so soon after it opened has bounced: the same press"""
+_FAILED_S = 0.1
+_FAILED = "stop devices (not watched)"
+"""who stops the robot when watching them fails"""
 _MOST_STOPS = 8
 """of one device, that stand at once"""
 
@@ -143,6 +148,8 @@ class DeviceWatch:
         self._wake, self._woken = os.pipe()
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._failed = ""
+        """stop that stands because they were not watched"""
         self.poll(0.0)
 
     def start(self) -> None:
@@ -160,15 +167,31 @@ class DeviceWatch:
         if self._thread is not None:
             self._thread.join()
         for watched in self._all:
-            if watched.device is not None:
-                watched.device.close()
+            _put_away(watched)
         os.close(self._wake)
         os.close(self._woken)
 
     def _run(self) -> None:
         watching()
         while not self._closing:
-            self.poll(_POLL_S)
+            try:
+                self.poll(_POLL_S)
+            except BaseException as error:  # noqa: BLE001 - whatever it is: nobody else hears the next press
+                self._on_failure(error)
+                continue
+            if self._failed:
+                self._robot.end_cause(self._failed)
+                self._failed = ""
+
+    def _on_failure(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = new_stop_id("devices")
+            self._robot.stop(self._failed, _FAILED, lasting=True)
+            log.error("stop devices could not be watched and stop the robot.", exc_info=error)
+        # It may be what fails.
+        with contextlib.suppress(Exception):
+            self._save()
+        time.sleep(_FAILED_S)
 
     def poll(self, wait_s: float) -> None:
         """Do what the devices say; waits for `wait_s` until one says something."""
@@ -177,9 +200,14 @@ class DeviceWatch:
                 self._open(watched)
         waiting = select.poll()
         waiting.register(self._wake, select.POLLIN)
-        by_fd = {watched.device.fileno(): watched for watched in self._all if watched.device is not None}
-        for fd in by_fd:
-            waiting.register(fd, select.POLLIN)
+        by_fd: dict[int, _Watched] = {}
+        for watched in self._all:
+            if watched.device is not None:
+                try:
+                    waiting.register(fd := watched.device.fileno(), select.POLLIN)
+                    by_fd[fd] = watched
+                except Exception as error:  # noqa: BLE001 - as in `_open`
+                    self._lose(watched, "unplugged", error)
         ready = {fd for fd, _ in waiting.poll(1e3 * wait_s)}
         for fd, watched in by_fd.items():
             self._look(watched, fd in ready)
@@ -229,19 +257,17 @@ class DeviceWatch:
                 log.info("%s: %s.", what.who, command)
                 try:
                     self._on_command(command)
-                except FleetError as error:
-                    log.error("%s: '%s' went nowhere: %s", what.who, command, error)
+                except Exception as error:  # noqa: BLE001 - of whoever gets it; the stops of this device go on
+                    log.error("%s: '%s' went nowhere: %s: %s", what.who, command, type(error).__name__, error)
         elif key not in watched.down:
             watched.down[key] = self._stop(watched, what.who, new=seen)
 
     def _lose(self, watched: _Watched, how: str, error: Exception) -> None:
-        if watched.device is not None:
-            watched.device.close()
-            watched.device = None
-        if watched.missing or not watched.what.stops:
-            return
-        watched.missing = self._stop(watched, f"{watched.what.who} ({how})", new=False)
-        log.error("%s is %s and stops the robot: %s", watched.what.who, how, error)
+        if not watched.missing and watched.what.stops:
+            # Before anything else of it is touched.
+            watched.missing = self._stop(watched, f"{watched.what.who} ({how})", new=False)
+            log.error("%s is %s and stops the robot: %s", watched.what.who, how, error)
+        _put_away(watched)
 
     def _stop(self, watched: _Watched, who: str, new: bool) -> str:
         """Stop the robot now; the id. Not `new`: it is the same stop as one that stands already."""
@@ -257,3 +283,13 @@ class DeviceWatch:
         self._robot.stop(stop, who, lasting=True)
         log.warning("stopped by %s (%s).", who, stop)
         return stop
+
+
+def _put_away(watched: _Watched) -> None:
+    """Close its device; one that is gone may fail at that too."""
+    if watched.device is not None:
+        try:
+            watched.device.close()
+        except Exception as error:  # noqa: BLE001 - as in `_open`
+            log.warning("%s could not be closed: %s", watched.what.who, error)
+        watched.device = None

@@ -37,7 +37,7 @@ from wire.errors import (
     RobotMovingError,
     RobotStoppedError,
 )
-from wire.messages.gateway import OperatorCommand
+from wire.messages.gateway import START_FRESH_S, OperatorCommand
 from wire.stop_state import StopState
 from wire.types import Observation, OperatorCommandKind
 
@@ -266,6 +266,10 @@ class GuardedRobot:
 
     def _give_order(self, command: OperatorCommand) -> bool:
         robot, by = self._robot, command.operator
+        late_s = (self._clock.now_ns() - command.captured_ns) / 1e9 if command.captured_ns else 0.0
+        if command.kind == OperatorCommandKind.start and late_s > START_FRESH_S:
+            log.warning("robot '%s': a start of '%s' is %.1f s old; nothing comes of it.", self._name, by, late_s)
+            return True
         try:
             match command.kind:
                 case OperatorCommandKind.estop:

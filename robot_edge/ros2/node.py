@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -36,6 +37,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
 from robot_edge.ros2.parameters import DEFAULTS, DESCRIPTIONS, EdgeParameters, read_parameters
+from robot_edge.ros2.stops import NodeStops
 from robot_edge.ros2.topics import Endpoint, describe_missing
 from robot_edge.runtime.process_group import EdgeProcesses, uplink_channel
 from robot_edge.runtime.robot_host import HOST
@@ -68,6 +70,8 @@ class NodeSetup:
     edge: EdgeProcesses
     endpoints: tuple[Endpoint, ...] = ()
     """what a ROS 2 robot must offer before it can be driven, by absolute names"""
+    home: Path | None = None
+    """the robot's own directory, where its host keeps what stops it"""
 
 
 Prepare = Callable[[EdgeParameters, str], NodeSetup]
@@ -120,7 +124,7 @@ class EdgeNode(LifecycleNode):
         self._robot = ""
         self._give_up_after, self._speed_limit = 0, 1.0
         self._failing = False
-        self._stopped = False
+        self._stops = NodeStops(self._edge_directory, lambda: self._prepared.home if self._prepared else None)
         self._asked_to_end = False
         self._autostart = self.get_parameter("autostart").value is True
         self._pause_s, self._next_start_s = _RETRY_S[0], 0.0
@@ -199,6 +203,7 @@ class EdgeNode(LifecycleNode):
         prepared = self._prepare(parameters, self.get_namespace())
         self._await_robot(prepared.endpoints, parameters.wait_for_robot_s)
         self._prepared, self.phase, self._give_up_after = prepared, "inactive", parameters.give_up_after
+        self._stops.settle()
 
     def _await_robot(self, endpoints: tuple[Endpoint, ...], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
@@ -208,24 +213,22 @@ class EdgeNode(LifecycleNode):
             time.sleep(0.1)
 
     def _activate(self) -> None:
-        self._refuse_when_stopped()
         assert self._prepared is not None
         edge = self._prepared.edge
         edge.start()
         channel = uplink_channel(edge.directory, "operator")
         self._operator = Ros2Operator(self._robot, channel, host=edge.directory / HOST)
-        if self._stopped:
-            # Asked for while the processes were being started.
-            self._stop_edge()
-            self.phase = "inactive"
-            self._refuse_when_stopped()
         self.phase = "active"
         self._pause_s = _RETRY_S[0]
         self.get_logger().info(f"robot '{self._robot}': the edge processes start.")
 
-    def _refuse_when_stopped(self) -> None:
-        if self._stopped:
-            raise RobotError(f"robot '{self._robot}' is stopped; call ~/release_estop first.")
+    def _edge_directory(self) -> Path | None:
+        """Of the processes that run, also while they start or end."""
+        prepared = self._prepared
+        try:
+            return prepared.edge.directory if prepared is not None else None
+        except RobotError:
+            return None
 
     def _stop_edge(self) -> None:
         """Stop the edge processes, in order, and no longer listen to them. The robot holds afterwards."""
@@ -235,6 +238,8 @@ class EdgeNode(LifecycleNode):
             self._prepared.edge.stop()
         if operator is not None:
             operator.close()
+        # What their host did not hear any more.
+        self._stops.settle()
 
     # --- timers ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +280,7 @@ class EdgeNode(LifecycleNode):
     def _publish_diagnosis(self) -> None:
         """Publish the diagnosis once a second, and at once when it changes."""
         operator, prepared = self._operator, self._prepared
+        self._stops.settle()
         if operator is not None:
             operator.poll()
             for event in operator.events():
@@ -302,23 +308,31 @@ class EdgeNode(LifecycleNode):
     def _answer(self, kind: str, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         problem = self._command(kind)
         response.success = not problem
-        operator = self._operator
-        shown = f"; it is {operator.stop_state}" if operator is not None and kind in _OF_STOPS else ""
+        shown = f"; {self._shown_stops()}" if kind in _OF_STOPS else ""
         response.message = problem or f"robot '{self._robot}': {kind}{shown}"
         return response
 
+    def _shown_stops(self) -> str:
+        """Who stops the robot."""
+        if self._stops.waits:
+            return "it begins so when the node is configured"
+        operator = self._operator
+        if operator is None or (operator.status is None and not operator.stop_state.stops):
+            return f"it is {self._stops.shown}"
+        return f"it is {operator.stop_state}"
+
     def _command(self, kind: str) -> str:
         """Carry out one command; '' or why it did not come true."""
-        if kind == "release_estop":
-            self._stopped = False
         operator = self._operator
-        if operator is not None:
-            return _SERVICES[kind](operator, _CONFIRM_S)
-        if kind in ("estop", "release_estop"):
-            # Nothing moves now. After a stop it shall not begin to, either.
-            self._stopped = kind == "estop"
-            return ""
-        return f"the node is {self.phase}: no edge process runs; activate it first."
+        if kind == "estop":
+            if operator is not None and not operator.stop(_CONFIRM_S):
+                return ""
+            return self._stops.stop(_CONFIRM_S if operator is None else 0.0)
+        if kind == "release_estop" and (operator is None or operator.status is None or self._stops.waits):
+            return self._stops.release(_CONFIRM_S)
+        if operator is None:
+            return f"the node is {self.phase}: no edge process runs; activate it first."
+        return _SERVICES[kind](operator, _CONFIRM_S)
 
     def _may_set(self, parameters: list[Any]) -> SetParametersResult:
         ours = [parameter.name for parameter in parameters if parameter.name in DEFAULTS]

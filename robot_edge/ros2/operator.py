@@ -98,7 +98,8 @@ class Ros2Operator:
             return False
         with self._lock:
             self._answer = answer
-        return stop in answer.stops
+        # By its name, or among those beyond what is remembered by name.
+        return bool(answer.stops)
 
     def release(self, timeout_s: float) -> str:
         """Take back every stop that was made here, by a node before this one too; '' or what went wrong."""

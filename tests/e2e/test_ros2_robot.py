@@ -187,12 +187,13 @@ def test_a_node_that_starts_itself_waits_for_its_robot_and_leaves_it_when_it_die
     success, message = cell.trigger("estop")
     assert success
     assert "cell" in message
-    assert not cell.change(ACTIVATE), "a stop asked for meanwhile keeps it from becoming active"
-    cell.wait("diagnostics say why", lambda: "~/release_estop" in cell.message)
-    assert cell.trigger("release_estop")[0]
     assert cell.state() == "inactive", "who was asked to rest does not start by itself"
 
     assert cell.change(ACTIVATE)
+    cell.wait("the robot begins stopped", lambda: "~/release_estop" in cell.message)
+    assert cell.trigger("release_estop")[0]
+    cell.wait("it waits for a start of its own", lambda: "~/start" in cell.message)
+    assert cell.trigger("start")[0]
     cell.wait("the edge speaks", lambda: cell.values.get("reason") == "no job yet")
     parts = cell.parts(node)
     assert set(parts) == PARTS

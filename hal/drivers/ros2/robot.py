@@ -31,7 +31,9 @@ from wire.types import CommandType, Observation
 log = logging.getLogger(__name__)
 
 _STOP_S = 1.0
-"""how long `close` waits for the robot to take its stop, and `reset` for the answer to one"""
+"""how long whoever stops the robot waits for its answer, and `reset` for a stop that is under way"""
+_STOP_LOST_S = 5.0
+"""an answer that has not come by then never will"""
 
 
 class Ros2Robot:
@@ -47,8 +49,10 @@ class Ros2Robot:
         self.config = config
         self.spec = robot_spec(config)
         self.tasks = tuple(config.tasks)
-        self._stop_answered = threading.Event()
-        self._stop_answered.set()
+        self._stopping = threading.Lock()
+        """held while it is asked to stop"""
+        self._asked: tuple[Any, float] | None = None
+        """the answer to come, and when it was asked for: asked once more, it would stop later too"""
         self.real = not config.simulated
         if config.stop:
             # Only then: whoever finds this method takes the robot for stopped by it.
@@ -134,7 +138,8 @@ class Ros2Robot:
                     f"{who}: node '{config.parameters_of}' did not take task '{task}', seed {seed}: {why}"
                 )
         # A stop that is still under way must not come after it.
-        self._stop_answered.wait(_STOP_S)
+        if self._stopping.acquire(timeout=_STOP_S):
+            self._stopping.release()
         begun = self._stamps.now_ns()
         if self._reset is not None:
             self._trigger(self._reset, config.reset_timeout_s)
@@ -222,17 +227,20 @@ class Ros2Robot:
         self._commander.stop_velocities(values, self._next_stamp())
 
     def _ask_to_stop(self) -> None:
-        """As `StoppableRobot.stop_motion`, by the robot's service; its answer is logged. Raises `RobotError`."""
+        """As `StoppableRobot.stop_motion`, by the robot's service: its answer decides. Raises `RobotError`."""
         if self._stop is None:
             raise RobotError(f"{self._who}: it is not connected, and so cannot be asked to stop.")
-        self._stop_answered.clear()
-        self._stop.send().add_done_callback(self._on_stop_answered)
-
-    def _on_stop_answered(self, future: Any) -> None:
-        self._stop_answered.set()
-        if future.exception() is not None or not future.result().success:
-            why = future.exception() or future.result().message or "no reason given"
-            log.warning("%s: it was asked to stop and did not: %s", self._who, why)
+        with self._stopping:
+            now_s = time.monotonic()
+            if self._asked is None or now_s - self._asked[1] > _STOP_LOST_S:
+                self._asked = self._stop.send(), now_s
+            answered = threading.Event()
+            future = self._asked[0]
+            future.add_done_callback(lambda _: answered.set())
+            if not answered.wait(_STOP_S):
+                raise RobotError(f"{self._who}: service '{self._stop.name}' has not answered; is its node stuck?")
+            self._asked = None
+            self._require_success(self._stop, future.result())
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -268,8 +276,12 @@ class Ros2Robot:
 
     def _stop_moving(self) -> None:
         if self._stop is not None:
-            self._trigger(self._stop, _STOP_S)
-        elif self._sent is not None:
+            try:
+                self._trigger(self._stop, _STOP_S)
+                return
+            except RobotError as error:
+                log.warning("%s: it is sent what holds it, for its own stop failed: %s", self._who, error)
+        if self._sent is not None:
             assert self._synchronizer is not None
             sent, _ = self._integrate(self._synchronizer, self._held(self._synchronizer, self._sent))
             self._commander.stop(sent, self._next_stamp())
@@ -289,7 +301,9 @@ class Ros2Robot:
         return limit_action(self.spec, held)
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
-        answer = service.call(timeout_s)
+        self._require_success(service, service.call(timeout_s))
+
+    def _require_success(self, service: Client, answer: Any) -> None:
         if not answer.success:
             raise RobotError(f"{self._who}: service '{service.name}' failed: {answer.message or 'no reason given'}.")
 
@@ -315,6 +329,7 @@ class Ros2Robot:
 
     def _release(self) -> None:
         self._synchronizer, self.task = None, ""
+        self._reset = self._stop = self._asked = None
         self._camera_node.close()
         self._node.close()
 

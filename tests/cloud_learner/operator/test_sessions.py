@@ -229,7 +229,7 @@ def test_robots_that_are_driven_elsewhere_or_were_dropped_are_known(desk: Operat
     say(desk, me, "take_over")  # a job gives way to a person
 
 
-@pytest.mark.parametrize("sequence", [-1, 2**63, 10**30])
+@pytest.mark.parametrize("sequence", [-1, 2**63 - 1, 2**63, 10**30])
 def test_a_number_that_no_message_can_carry_is_refused(desk: OperatorSessions, view: FleetView, sequence: int):
     with pytest.raises(ProtocolError, match="sequence"):
         say(desk, desk.join(), "take_over", sequence=sequence)

@@ -15,6 +15,7 @@ from hal.interfaces.robot import Feedback
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimiter
 from hal.safety.limits import SafetyLimits
+from hal.safety.stop_latch import MORE as OTHERS
 from hal.safety.stop_latch import MOST_STOPS, StopLatch
 from tests.hal.safety.guarded import LIMITS, SPEC, STATE, P
 from wire.errors import ConfigError, InvalidDataError
@@ -155,6 +156,20 @@ def test_what_is_no_share_is_refused(share: float) -> None:
     with pytest.raises(InvalidDataError, match=r"above 0 up to 1, such as 0\.25"):
         robot.limit_speed("cli", share)
     assert robot.stop_state() == StopState()
+
+
+def test_stops_beyond_those_that_are_remembered_by_name_keep_it_stopped_until_the_last_is_released() -> None:
+    latch = StopLatch()
+    for press in range(MOST_STOPS + 5):
+        latch.stop(str(press), "anna")
+    assert latch.state.stops[OTHERS] == "others" and latch.state.last == str(MOST_STOPS + 4)
+    latch.release(OTHERS)
+    for press in range(MOST_STOPS):
+        assert len(latch.state.stops) == MOST_STOPS + 1 - press
+        latch.release(str(press))
+    assert list(latch.state.stops) == [OTHERS] and not latch.state.ready
+    latch.release(OTHERS)
+    assert latch.state.ready
 
 
 def test_not_more_people_than_can_be_remembered_slow_it() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -163,6 +163,77 @@ class TestPress:
         watch.poll(0.0)
         assert StopLatch(tmp_path / "estop").state.stops == robot.stop_state().stops != {}
         watch.close()
+
+
+class TestFailing:
+    """Nobody else hears the next press."""
+
+    @pytest.fixture
+    def watching(self, bench: Bench) -> Iterator[tuple[Bench, Contact]]:
+        """Two contacts that are watched by the thread; with the second."""
+        second = Contact()
+        devices = [
+            WatchedDevice("pedal foot", bench.contact.open, frozenset({0}), {1: "start"}),
+            WatchedDevice("pedal knee", second.open, frozenset({0})),
+        ]
+        bench.watch = DeviceWatch(devices, bench.robot, on_command=self.says_no)
+        bench.watch.start()
+        yield bench, second
+
+    @staticmethod
+    def says_no(command: str) -> None:
+        raise ValueError(f"no '{command}'")
+
+    @staticmethod
+    def until(holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    @pytest.mark.parametrize("call", ["close", "fileno", "down", "read"])
+    def test_a_device_that_fails_at_anything_stops_the_robot_and_the_others_go_on(
+        self, watching: tuple[Bench, Contact], call: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench, second = watching
+
+        def fails() -> set[int]:
+            raise RuntimeError("it is no device any more")
+
+        monkeypatch.setattr(bench.contact, call, fails)
+        bench.contact.unplug() if call == "close" else bench.contact.set(True)
+        self.until(lambda: "pedal foot (unplugged)" in bench.stops.values())
+        second.set(True)
+        self.until(lambda: "pedal knee" in bench.stops.values())
+
+    def test_a_key_whose_command_fails_is_said_and_stops_go_on(
+        self, watching: tuple[Bench, Contact], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bench, second = watching
+        bench.contact.set(True, 1)
+        self.until(lambda: "'start' went nowhere: ValueError: no 'start'" in caplog.text)
+        second.set(True)
+        self.until(lambda: list(bench.stops.values()) == ["pedal knee"])
+
+    def test_whatever_else_fails_stops_the_robot_and_is_tried_again(
+        self, watching: tuple[Bench, Contact], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench, second = watching
+        assert bench.watch is not None
+        poll = bench.watch.poll
+
+        def fails(wait_s: float) -> None:
+            raise SystemExit
+
+        monkeypatch.setattr(bench.watch, "poll", fails)
+        bench.contact.set(True)
+        self.until(lambda: "stop devices (not watched)" in bench.stops.values())
+        ((stop, _),) = ((stop, who) for stop, who in bench.stops.items() if "not watched" in who)
+        assert stop in bench.robot.release(stop).stops, "as long as nobody watches"
+        monkeypatch.setattr(bench.watch, "poll", poll)
+        second.set(True)
+        self.until(lambda: "pedal knee" in bench.stops.values())
+        self.until(lambda: stop not in bench.robot.release(stop).stops)
 
 
 class TestGone:

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], said: str) -> 
 
 
 def test_no_part_but_the_node_itself_imports_rclpy() -> None:
-    modules = "parameters", "diagnostics", "operator", "topics"
+    modules = "parameters", "diagnostics", "operator", "stops", "topics"
     code = (
         f"import sys; {'; '.join(f'import robot_edge.ros2.{name}' for name in modules)}; print('rclpy' in sys.modules)"
     )
