@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 _BROKEN_OFF_S = 30.0
 """an episode without a step for so long is over: control records one in every tick, or ends it sooner"""
-_ROOM_BYTES = 16 * 1024 * 1024
-"""so much of the spool is dropped at once when the disk is full: a disk that others fill has to give way too"""
 
 
 class EpisodeRecorder:
@@ -108,6 +106,8 @@ class EpisodeRecorder:
     def _spool_waiting(self) -> None:
         """When the disk does not take it the robot holds and nothing is dropped that somebody acted in."""
         fault = ""
+        if self.storage_fault:
+            self._spool.check_room()
         while self._unspooled and not fault:
             try:
                 self._put_first()
@@ -133,7 +133,7 @@ class EpisodeRecorder:
         try:
             self._spool.put(segment, ending)
         except DiskFullError:
-            if not self._spool.make_room(_ROOM_BYTES):
+            if not self._spool.on_disk_full():
                 raise
             self._spool.put(segment, ending)
         self._unspooled.pop(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -21,6 +23,11 @@ LEAST_BYTES = 64 * 1024 * 1024
 _FREE_SHARE = 0.9
 """a spool that was full takes segments again when no more than this share of its room is used"""
 _BEGUN_AT_ONCE = 4
+_RESERVE_BYTES = 16 * 1024 * 1024
+"""of the disk, kept aside: also to drop or forget something takes some room, and a write-ahead log of up to half of it
+has to be brought into the file first"""
+_FIT_SHARE = 0.8
+"""of what is there when the disk is full: the quota from then on, so that new segments fit where others were"""
 _SHRINK_BYTES = 64 * 1024 * 1024
 """an empty spool whose file is larger gives the disk back"""
 
@@ -79,7 +86,7 @@ class Spool:
         try:
             self._db = sqlite3.connect(path)
             # A segment is long: of larger pages there is less to read and to free.
-            self._db.execute("PRAGMA page_size=16384")
+            self._db.execute("PRAGMA page_size=8192")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(
@@ -108,6 +115,9 @@ class Spool:
         self.dropped = Dropped(*(counters.get(f"dropped_{name}", 0) for name in Dropped._fields))
         self.reported = Dropped(*(counters.get(f"reported_{name}", 0) for name in Dropped._fields))
         """what of it people were told"""
+        self._reserve = path.with_name("spool.reserve")
+        self._has_reserve = self._reserve.exists()
+        self._quota, self._disk_is_full = self.max_bytes, False
         self._update_full()
 
     def __len__(self) -> int:
@@ -124,6 +134,9 @@ class Spool:
 
         `ending`: the episode's last segment if this process dies before it puts the next one; None when it is over.
         """
+        if self._disk_is_full and self.size > self.max_bytes:
+            # What room there is is for forgetting.
+            raise self._explain(sqlite3.OperationalError("disk is full"))
         data, episode = encode(segment), segment.episode.id
         # Whatever is left of a kept episode in the end, its last segment says that it is one.
         kept = is_kept(segment) or self.index.is_kept(episode)
@@ -148,6 +161,7 @@ class Spool:
         self.index.add(episode, place, segment.steps, kept, segment.last, begun)
         self.steps_recorded += segment.steps
         self._keep_quota()
+        self._keep_reserve()
 
     def get(self, row: int) -> Segment | None:
         """The segment in `row`, or None if it was forgotten meanwhile."""
@@ -177,7 +191,21 @@ class Spool:
             log.error("%s", self._explain(error))
 
     def forget(self, ids: tuple[str, ...]) -> None:
-        """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped: even forgetting needs some room."""
+        """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped, when even the reserve is used."""
+        try:
+            gone = self._forget(ids)
+        except DiskFullError:
+            if not self._spend_reserve():
+                raise
+            gone = self._forget(ids)
+        for one in gone:
+            self.index.remove(*one)
+        self._update_full()
+        self._keep_reserve()
+        if gone and not self.index.segments:
+            self._shrink()
+
+    def _forget(self, ids: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
         gone = []
         try:
             with self._db:
@@ -192,11 +220,7 @@ class Spool:
                             self._db.execute("DELETE FROM begun WHERE episode = ?", (episode,))
         except sqlite3.Error as error:
             raise self._explain(error) from error
-        for one in gone:
-            self.index.remove(*one)
-        self._update_full()
-        if gone and not self.index.segments:
-            self._shrink()
+        return gone
 
     def make_room(self, size: int) -> bool:
         """Drop so many bytes of what may go, or all of it; whether anything went. Raises `StorageError`, with nothing
@@ -209,6 +233,31 @@ class Spool:
             size -= episode.size
         if not victims:
             return False
+        try:
+            self._drop(victims)
+        except DiskFullError:
+            if not self._spend_reserve():
+                raise
+            self._drop(victims)
+        self._keep_reserve()
+        return True
+
+    def on_disk_full(self) -> bool:
+        """The disk takes nothing more: what is there has to do from now on. Whether something was dropped for that.
+        Raises `StorageError`."""
+        if not self._disk_is_full:
+            self._disk_is_full, self.max_bytes = True, min(self.max_bytes, round(_FIT_SHARE * self.size))
+            log.error("%s: the disk is full; its quota is %.3g GB until it is not.", self._path, self.max_bytes / 1e9)
+        dropped = self.make_room(self.size - self.max_bytes)
+        self._update_full()
+        return dropped
+
+    def check_room(self) -> None:
+        """See whether a disk that was full has room again; after that its quota is what it was."""
+        self._keep_reserve()
+        self._update_full()
+
+    def _drop(self, victims: list[SpooledEpisode]) -> None:
         news = Dropped(len(victims), sum(one.steps for one in victims), sum(one.size for one in victims))
         try:
             with self._db:
@@ -221,7 +270,6 @@ class Spool:
         for episode in victims:
             self.index.drop(episode)
         self.dropped = Dropped(*map(sum, zip(self.dropped, news, strict=True)))
-        return True
 
     def note_reported(self) -> None:
         """People were told of all that was dropped. Raises `StorageError`."""
@@ -253,6 +301,30 @@ class Spool:
     def _count(self, name: str, more: int) -> None:
         query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"
         self._db.execute(query, (name, more))
+
+    def _keep_reserve(self) -> None:
+        """Set room aside, where there is some and it is of use; see whether a full disk has room again."""
+        wanted = not self._has_reserve and self.size > _RESERVE_BYTES
+        if not (wanted or self._disk_is_full):
+            return
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self._path.parent).free < 4 * _RESERVE_BYTES:
+                return
+            self._disk_is_full, self.max_bytes = False, self._quota
+            if wanted:
+                with self._reserve.open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                self._has_reserve = True
+
+    def _spend_reserve(self) -> bool:
+        """Whether there was one."""
+        self._has_reserve = False
+        try:
+            self._reserve.unlink()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except (OSError, sqlite3.Error):
+            return False
+        return True
 
     def _shrink(self) -> None:
         """Give the disk back what a long drain has left unused."""

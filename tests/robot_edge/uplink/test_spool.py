@@ -277,6 +277,60 @@ def test_it_never_holds_more_than_its_quota_and_what_may_not_go(tmp_path: Path, 
     spool.close()
 
 
+@pytest.mark.parametrize("actor", [Actor.policy, Actor.human])
+def test_on_a_full_disk_what_fits_is_the_quota_until_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actor: Actor
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1))
+    spool = Spool(tmp_path / "spool.sqlite", 10**9)
+    spool._db.execute("PRAGMA max_page_count = 25")
+    number = 0
+    with pytest.raises(DiskFullError):
+        for number in range(100):
+            put(spool, *episode(number, 2, actor))
+    full = spool.size
+    assert spool.on_disk_full() == (actor == Actor.policy)
+    assert spool.max_bytes < 0.9 * full
+    if actor == Actor.policy:
+        assert spool.size <= spool.max_bytes
+    else:
+        assert spool.is_full
+        with pytest.raises(DiskFullError):
+            spool.put(episode(number + 1, 1)[0])
+        first = [f"{samples.episode(number=one).id}/{index}" for one in range(number) for index in (0, 1)]
+        spool.forget(tuple(first[: len(first) // 2]))
+    for number in range(200, 230):
+        put(spool, *episode(number, 2))
+    assert spool.dropped.episodes > 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**12))
+    found = spool.index.next()
+    assert found is not None
+    spool.forget((f"{found[0].id}/{found[1].number}",))
+    assert spool.max_bytes == 10**9
+    spool.close()
+
+
+def test_to_forget_there_is_room_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robot_edge.uplink.spool._RESERVE_BYTES", 2 * SIZE)
+    spool = Spool(tmp_path / "spool.sqlite")
+    reserve, forget = tmp_path / "spool.reserve", spool._forget
+    put(spool, *episode(0, 2))
+    assert not reserve.exists(), "so little can wait for room"
+    put(spool, *episode(1, 3))
+    assert reserve.stat().st_size == 2 * SIZE
+
+    def needs_room(ids: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
+        if reserve.exists():
+            raise DiskFullError("full")
+        return forget(ids)
+
+    monkeypatch.setattr(spool, "_forget", needs_room)
+    spool.forget(tuple(segment.id for segment in episode(0, 2)))
+    assert len(spool) == 3 and reserve.exists(), "and set aside again"
+    spool.close()
+
+
 def test_an_empty_spool_gives_the_disk_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robot_edge.uplink.spool._SHRINK_BYTES", 500_000)
     spool = Spool(tmp_path / "spool.sqlite")
