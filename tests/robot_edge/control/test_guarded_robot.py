@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hal.drivers.fake import FakeConfig, Faults
+from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeRobot, Faults
 from hal.interfaces.robot import Feedback, validate_feedback, validate_observation
-from robot_edge.control.config import RobotTimeouts
+from hal.safety.limited_robot import LimitedRobot
+from robot_edge.control.config import ObservationLimits, RobotTimeouts
+from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import HoldReason, Mode
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
+from wire.clock import ManualClock
 from wire.errors import ConfigError, InvalidDataError, RobotDisconnectedError, RobotError
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, OperatorCommand
 from wire.messages.local import RequestPreviews
@@ -246,3 +250,15 @@ def test_larger_pictures_are_asked_for_once_and_a_driver_that_fails_at_it_goes_o
     assert asked == [True, False]
     assert "no such camera" in caplog.text
     assert bench.loop.mode is Mode.policy
+
+
+def test_a_start_that_is_old_starts_nothing() -> None:
+    clock = ManualClock(3600 * 10**9)
+    robot = LimitedRobot(FakeRobot(), FAKE_LIMITS)
+    driver = GuardedRobot("arm", robot, RobotTimeouts(), ObservationLimits(), clock, lambda kind, detail: None)
+    robot.stop("a", "anna")
+    robot.release("a")
+    for made_ns, free in ((10**9, False), (clock.now_ns() - 2 * 10**9, False), (clock.now_ns() - 10**8, True)):
+        orders = deque([OperatorCommand("arm", "start", captured_ns=made_ns)])
+        driver.give_orders(orders)
+        assert not orders and robot.stop_state().free == free
