@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Set
+import functools
+from collections.abc import Iterator, Mapping, Set
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ import simplejpeg
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, Segment
-from wire.types import RobotSpec
+from wire.types import Dimension, RobotSpec
 
 MAX_STEPS = 4096
 MAX_BYTES = 32 * 1024 * 1024
@@ -23,6 +24,9 @@ SOURCES = ("online", "demonstration", "evaluation")
 OUTCOMES = ("success", "failure", "aborted", "unjudged", "discarded")
 DISCARDED = OUTCOMES.index("discarded")
 _MAX_INT64 = 2**63 - 1
+VALUE_MARGIN = 0.25
+"""of a dimension's range: so far beyond its limits a value is still believed"""
+MAX_REWARD = 1e6
 
 KnownFrames = Mapping[str, Set[int]]
 """Times of the frames that earlier segments of the episode brought, by camera."""
@@ -214,6 +218,42 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
         _require_finite(terminal.state, (spec.state_dim,), "terminal.state")
         if not int(segment.times_ns[-1]) < terminal.time_ns <= _MAX_INT64:
             raise InvalidDataError(f"terminal.time_ns {terminal.time_ns} is not after the last step.")
+
+
+def find_out_of_range(segment: Segment, spec: RobotSpec) -> str:
+    """What of a segment that passed `check_steps` cannot be true: the first value that lies beyond the limits of `spec`
+    by more than `VALUE_MARGIN` of their range, or a reward beyond `MAX_REWARD`; '' when there is none."""
+    for name, dimensions, values, first_tick in _values(segment, spec):
+        low, high = _believed(dimensions)
+        if (wrong := (values < low) | (values > high)).any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            one = dimensions[column]
+            return (
+                f"{name} '{one.name}' is {values[row, column]:.6g} at tick {first_tick + row}; its limits are "
+                f"{one.low:g} to {one.high:g} {one.unit}, and {VALUE_MARGIN:g} of that range beyond them is taken."
+            )
+    if (wrong := np.abs(segment.reward) > MAX_REWARD).any():
+        row = int(np.argmax(wrong))
+        return f"reward is {segment.reward[row]:.6g} at tick {segment.first_tick + row}; up to {MAX_REWARD:g} is taken."
+    return ""
+
+
+def _values(segment: Segment, spec: RobotSpec) -> Iterator[tuple[str, tuple[Dimension, ...], np.ndarray, int]]:
+    """(what, its dimensions, float32[k, d], tick of the first row) of all that a robot measured or was told."""
+    yield "state", spec.state, segment.state, segment.first_tick
+    yield "proposed", spec.action, segment.proposed, segment.first_tick
+    yield "executed", spec.action, segment.executed, segment.first_tick
+    if segment.terminal is not None:
+        yield "terminal.state", spec.state, segment.terminal.state[None], segment.first_tick + segment.steps
+    for number, chunk in enumerate(segment.chunks):
+        yield f"chunk {number}: action", spec.action, chunk.actions, chunk.first_tick
+
+
+@functools.lru_cache(256)
+def _believed(dimensions: tuple[Dimension, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """float64[d] least and greatest values that are believed."""
+    low, high = (np.array([getattr(one, side) for one in dimensions], np.float64) for side in ("low", "high"))
+    return low - VALUE_MARGIN * (high - low), high + VALUE_MARGIN * (high - low)
 
 
 def _check_chunks(segment: Segment, spec: RobotSpec) -> None:

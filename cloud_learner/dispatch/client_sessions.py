@@ -39,7 +39,7 @@ class ClientSessions:
         scheduler: Scheduler,
         view: FleetView,
         send: Callable[[str, Message], bool],
-        keep_leases: Callable[[], str],
+        keep_leases: Callable[[int], str],
         is_evaluated: Callable[[str], bool],
         exists: Callable[[str], bool],
         role_of: Callable[[str], str],
@@ -72,7 +72,7 @@ class ClientSessions:
             self._scheduler.release(robot, held.number, now_ns)
         rest = not drives or self._is_evaluated(robot)
         lease, preempted = self._scheduler.acquire(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
-        if fault := self._keep_leases():
+        if fault := self._keep_leases(now_ns):
             self._scheduler.release(robot, lease.number, now_ns)
             raise RejectedError(f"the lease cannot be noted: {fault}")
         if preempted is not None:

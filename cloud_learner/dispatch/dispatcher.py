@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
+from cloud_learner.dispatch.lease_history import LeaseHistory
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import FINISHED
 from hal.resource.capabilities import capabilities_of
@@ -77,6 +78,7 @@ class Dispatcher:
             on_health=lambda robot, text: view.add_event("health", text, robot),
         )
         self.jobs = JobStore(ledger, self.scheduler, view, tasks, wall_ns)
+        self._history = LeaseHistory(ledger, self.scheduler.is_job, now_ns)
         self.clients = ClientSessions(
             self.leases,
             self.scheduler,
@@ -172,7 +174,7 @@ class Dispatcher:
         stamped = self.operators.stamp(command)
         allowed = self.operators.handle_command(command, command.operator, now_ns)
         if command.kind != OperatorCommandKind.command:
-            self._keep_leases()
+            self._keep_leases(now_ns)
         if command.kind == OperatorCommandKind.take_over:
             stamped = self.operators.stamp(command)
         return stamped if allowed else None
@@ -204,7 +206,7 @@ class Dispatcher:
         decisions = self.scheduler.step(now_ns)
         self.operators.poll(now_ns)
         self.clients.poll(now_ns)
-        self._keep_leases()
+        self._keep_leases(now_ns)
         for decision in decisions:
             log.info("robot '%s': job '%s': %s", decision.robot, decision.job.id, decision.reason)
             self._notify(decision.robot, decision.job, now_ns)
@@ -220,5 +222,6 @@ class Dispatcher:
             self._announce(robot, self.pinned_version(robot) or None)
         self._send(robot, job)
 
-    def _keep_leases(self) -> str:
+    def _keep_leases(self, now_ns: int) -> str:
+        self._history.note(self.leases.all(), now_ns)
         return self.jobs.keep_leases([self.operators.note_stops(lease) for lease in self.leases.all()])

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.store.quarantine import OF_CONTENT, QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from cloud_learner.gateway.histories import EpisodeHistories, HistoryPendingError
+from cloud_learner.provenance.provenance import Doubt, Provenance, no_teaching
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
 from wire.messages.gateway import Segment
+from wire.transport.keys import Teaching
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
+_EPISODES_TOLD = 1024
 _WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
 
 
@@ -47,17 +52,30 @@ class IngestResult(msgspec.Struct, frozen=True):
     """its ledger row, when it was stored just now"""
     latency_s: float = 0.0
     """from the recording of its last step until its commit, when it was stored just now"""
+    told: bool = False
+    """the same was said of its episode before"""
 
 
 class Ingest:
     """The one way into the buffer. One per gateway; not for several threads at once."""
 
-    def __init__(self, ledger: Ledger, store: SegmentStore, clock: Clock | None = None) -> None:
-        """`clock`: the gateway's, to which robots' clock offsets lead."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: SegmentStore,
+        clock: Clock | None = None,
+        may_teach: Callable[[str], Collection[Teaching]] = no_teaching,
+    ) -> None:
+        """`clock`: the gateway's, to which robots' clock offsets lead; `may_teach`: as in `Provenance`."""
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
         self._histories = EpisodeHistories(ledger, store)
+        self._provenance = Provenance(ledger, may_teach)
+        self._doubted: OrderedDict[tuple[str, tuple[QuarantineReason, ...]], None] = OrderedDict()
+        """episodes of which somebody was told that they are not believed, and why, the newest last"""
+        self._overruled: frozenset[QuarantineReason] = frozenset()
+        """what a person has decided of the segment that is taken now"""
 
     def open(self) -> None:
         """Remove what a crash left half-written in the quarantine, and make sure that it can be written."""
@@ -86,8 +104,9 @@ class Ingest:
         self._store_batch(batch, found, received_ns)
         return [result for result in found if result is not None]
 
-    def submit_again(self, name: str, received_ns: int) -> IngestResult:
-        """Take what lies in quarantine under this id as if it came now; it stays there until it is stored.
+    def admit(self, name: str, received_ns: int, author: str) -> IngestResult:
+        """Take what lies in quarantine under this id as if it came now; it stays there until it is stored. `author`, a
+        person, believes it: that is not asked again, and the ledger keeps who said so.
 
         Raises `InvalidDataError` for an unknown id, and for what is no segment that somebody sent; `StorageError` when
         what is stored of its episode cannot be read now.
@@ -101,8 +120,14 @@ class Ingest:
             raise InvalidDataError(f"{name} in quarantine is a {type(segment).__name__}, not a segment.")
         # nobody else is kept waiting here
         self._histories.get(segment.episode.id, wait=True)
-        result = self.accept(entry.robot, segment, received_ns)
+        self._overruled = frozenset(entry.reasons) & frozenset(OF_CONTENT)
+        try:
+            result = self.accept(entry.robot, segment, received_ns)
+        finally:
+            self._overruled = frozenset()
         if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+            detail = f"{segment.id} was admitted by {author or 'somebody'}: {entry.reason}"
+            self._ledger.add_event(self._clock.now_ns(), entry.robot, "quarantine", detail)
             self._store.quarantine.remove(name)
         return result
 
@@ -118,6 +143,9 @@ class Ingest:
             history = self._histories.get(segment.episode.id)
             check_order(segment, history)
             check_frames(segment, spec, history.frames_until(segment.index))
+            doubts = self._provenance.doubts(segment, spec, self._clock.now_ns())
+            if doubts := tuple(doubt for doubt in doubts if doubt.reason not in self._overruled):
+                return self._set_aside(peer, segment, doubts)
             # what comes behind it in the batch is checked against it
             history.add(segment)
         except Exception as error:  # noqa: BLE001 - whatever one robot sends, the others are served
@@ -173,6 +201,20 @@ class Ingest:
         level = logging.INFO if isinstance(error, HistoryPendingError) else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error))
+
+    def _set_aside(self, peer: str, segment: Segment, doubts: tuple[Doubt, ...]) -> IngestResult:
+        """Keep apart what is valid and not believed. Raises `StorageError`."""
+        reasons = (*sorted(self._overruled), *(doubt.reason for doubt in doubts))
+        reason = " Also: ".join(doubt.text for doubt in doubts)
+        name = self._store.quarantine.put(segment.id, codec.encode(segment), reason, peer, reasons)
+        known = (segment.episode.id, reasons)
+        told = known in self._doubted
+        self._doubted[known] = None
+        if len(self._doubted) > _EPISODES_TOLD:
+            self._doubted.popitem(last=False)
+        level = logging.DEBUG if told else logging.WARNING
+        log.log(level, "segment %r of robot '%s' is kept apart as %s: %s", segment.id, peer, name, reason)
+        return IngestResult(IngestOutcome.quarantined, f"{', '.join(reasons)}: {segment.id}: {reason}", told=told)
 
     def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""

@@ -326,7 +326,8 @@ class Gateway:
             return
         self._storage_fault = ""
         if result.outcome == IngestOutcome.quarantined:
-            self._view.add_event("quarantine", result.reason, peer)
+            if not result.told:
+                self._view.add_event("quarantine", result.reason, peer)
             self._channel.send(peer, Ack((), (segment.id,)))
             return
         # Counted before it is acknowledged: what is not counted yet when this process dies comes again.
@@ -342,10 +343,9 @@ class Gateway:
             self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
             if segment.last:
                 episode = self._ledger.episode(segment.episode.id)
-                human_steps = episode.human_steps if episode else 0
-                version = int(segment.version.max(initial=0))
+                helped, version = episode.human_steps if episode else 0, int(segment.version.max(initial=0))
                 self._view.add_episode(
-                    peer, segment.episode.task, segment.outcome, human_steps, version=version, practised=online
+                    peer, segment.episode.task, segment.outcome, helped, version=version, practised=online
                 )
 
     # --- weights out ----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Hall:
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        ingest = Ingest(self.ledger, store, self.clock)
+        ingest = Ingest(self.ledger, store, self.clock, self.server.may_teach)
         ingest.open()
         self.view = FleetView(self.clock)
         self.stops = stops(self.clock) if stops is not None else None

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.gateway.ingest import Ingest
-from fleet.cli import exchange
 from fleet.cli.__main__ import app
+from fleet.cli.stored import exchange
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
