@@ -13,7 +13,7 @@ import simplejpeg
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, Segment
-from wire.types import Dimension, RobotSpec
+from wire.types import RobotSpec
 
 MAX_STEPS = 4096
 MAX_BYTES = 32 * 1024 * 1024
@@ -223,11 +223,10 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
 def find_out_of_range(segment: Segment, spec: RobotSpec) -> str:
     """What of a segment that passed `check_steps` cannot be true: the first value that lies beyond the limits of `spec`
     by more than `VALUE_MARGIN` of their range, or a reward beyond `MAX_REWARD`; '' when there is none."""
-    for name, dimensions, values, first_tick in _values(segment, spec):
-        low, high = _believed(dimensions)
-        if (wrong := (values < low) | (values > high)).any():
+    for name, of_state, values, first_tick in _values(segment, spec):
+        if (wrong := _disbelieved(values, spec, of_state)).any():
             row, column = np.argwhere(wrong)[0].tolist()
-            one = dimensions[column]
+            one = (spec.state if of_state else spec.action)[column]
             return (
                 f"{name} '{one.name}' is {values[row, column]:.6g} at tick {first_tick + row}; its limits are "
                 f"{one.low:g} to {one.high:g} {one.unit}, and {VALUE_MARGIN:g} of that range beyond them is taken."
@@ -238,20 +237,30 @@ def find_out_of_range(segment: Segment, spec: RobotSpec) -> str:
     return ""
 
 
-def _values(segment: Segment, spec: RobotSpec) -> Iterator[tuple[str, tuple[Dimension, ...], np.ndarray, int]]:
-    """(what, its dimensions, float32[k, d], tick of the first row) of all that a robot measured or was told."""
-    yield "state", spec.state, segment.state, segment.first_tick
-    yield "proposed", spec.action, segment.proposed, segment.first_tick
-    yield "executed", spec.action, segment.executed, segment.first_tick
+def _values(segment: Segment, spec: RobotSpec) -> Iterator[tuple[str, bool, np.ndarray, int]]:
+    """(what, whether it has the state's dimensions or the action's, float32[k, d], tick of the first row) of all that a
+    robot measured or was told; chunks only if something is wrong with one."""
+    yield "state", True, segment.state, segment.first_tick
+    yield "proposed", False, segment.proposed, segment.first_tick
+    yield "executed", False, segment.executed, segment.first_tick
     if segment.terminal is not None:
-        yield "terminal.state", spec.state, segment.terminal.state[None], segment.first_tick + segment.steps
-    for number, chunk in enumerate(segment.chunks):
-        yield f"chunk {number}: action", spec.action, chunk.actions, chunk.first_tick
+        yield "terminal.state", True, segment.terminal.state[None], segment.first_tick + segment.steps
+    made = [chunk.actions for chunk in segment.chunks]
+    if made and _disbelieved(np.concatenate(made), spec, False).any():
+        for number, chunk in enumerate(segment.chunks):
+            yield f"chunk {number}: action", False, chunk.actions, chunk.first_tick
+
+
+def _disbelieved(values: np.ndarray, spec: RobotSpec, of_state: bool) -> np.ndarray:
+    """bool[k, d] of float32[k, d]."""
+    low, high = _believed(spec, of_state)
+    return (values < low) | (values > high)
 
 
 @functools.lru_cache(256)
-def _believed(dimensions: tuple[Dimension, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _believed(spec: RobotSpec, of_state: bool) -> tuple[np.ndarray, np.ndarray]:
     """float64[d] least and greatest values that are believed."""
+    dimensions = spec.state if of_state else spec.action
     low, high = (np.array([getattr(one, side) for one in dimensions], np.float64) for side in ("low", "high"))
     return low - VALUE_MARGIN * (high - low), high + VALUE_MARGIN * (high - low)
 
