@@ -11,12 +11,20 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
+from cloud_learner.operator.view_models import (
+    LOST_AFTER_S,
+    MODE_EVENTS,
+    FleetObservation,
+    RobotView,
+    UnaidedSuccess,
+    finite,
+    job_model,
+    robot_model,
+    version_model,
+)
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
@@ -31,28 +39,6 @@ _SAMPLES = 512
 _LONGEST = 2000
 """characters of an event"""
 _MOST_LABELS = 32
-
-_MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
-    ("", Mode.human): ("intervention", "a person took over"),
-    (Mode.human, ""): ("intervention", "handed back"),
-    ("", Mode.estop): ("estop", "emergency stop"),
-    (Mode.estop, ""): ("estop", "emergency stop released"),
-}
-
-
-class FleetObservation(msgspec.Struct, frozen=True):
-    """The fleet at one moment, for programs."""
-
-    robots: dict[str, tuple[float, EdgeStatus | None, RobotState | None]]
-    """by name: seconds since it was heard, its status, and how the scheduler sees it"""
-    trainer: tuple[float, TrainerStatus] | None
-    """seconds since it was heard, and its status"""
-    version: PolicyVersion | None
-    """the newest"""
-    steps_stored: int
-    jobs: tuple[JobState, ...]
-    success: dict[str, float]
-    """by task: of the newest version on the curve"""
 
 
 class FleetView:
@@ -93,6 +79,9 @@ class FleetView:
         self._commands: list[OperatorCommand] = []
         self._jobs: tuple[JobState, ...] = ()
         self._rejections: dict[str, list[tuple[str, str]]] = {}
+        self._storage_fault, self._away_ns = "", 0
+        self.on_command: Callable[[], None] = lambda: None
+        """called by the page's thread when there is something to `pop_commands`"""
 
     # --- the gateway's side -------------------------------------------------------------------------------------
 
@@ -124,8 +113,8 @@ class FleetView:
                 held = Mode.human
             if held != robot.held_mode:
                 for step in ((robot.held_mode, ""), ("", held)):
-                    if step in _MODE_EVENTS:
-                        self._add_event(*_MODE_EVENTS[step], robot.name)
+                    if step in MODE_EVENTS:
+                        self._add_event(*MODE_EVENTS[step], robot.name)
                 robot.held_mode = held
             self._mark_lost(now_ns)
 
@@ -228,6 +217,15 @@ class FleetView:
             if ingest_s is not None and math.isfinite(ingest_s):
                 self._ingest_s.append(ingest_s)
 
+    def update_storage(self, fault: str) -> None:
+        """Why disk or database take nothing now, '' when they do."""
+        with self._lock:
+            if bool(fault) != bool(self._storage_fault):
+                now_ns = self._clock.now_ns()
+                self._add_event("storage", fault or f"storage is back after {self._away_s(now_ns)} s")
+                self._away_ns = now_ns
+            self._storage_fault = fault
+
     def add_event(self, kind: str, text: str, robot: str = "") -> None:
         """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
         with self._lock:
@@ -257,7 +255,8 @@ class FleetView:
                 stop = OperatorCommandKind.estop
                 self._commands = [one for one in self._commands if one.robot != command.robot or one.kind == stop]
             self._commands.append(command)
-            return True
+        self.on_command()
+        return True
 
     def pop_rejections(self, operator: str) -> list[tuple[str, str]]:
         """(robot that was not given, or '', and why) for `operator` since the last call."""
@@ -310,6 +309,7 @@ class FleetView:
                 self._steps_stored,
                 self._jobs,
                 self._curve[-1]["tasks"] if self._curve else {},
+                self._away_s(now_ns),
             )
 
     def snapshot(self) -> dict[str, Any]:
@@ -321,13 +321,8 @@ class FleetView:
                 "t_s": round((now_ns - self._started_ns) / 1e9, 3),
                 "robots": [robot_model(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
                 "trainer": self._trainer_now(now_ns),
-                "version": None
-                if self._version is None
-                else {
-                    "number": self._version.number,
-                    "gradient_steps": self._version.gradient_steps,
-                    "sha256": self._version.sha256[:12],
-                },
+                "storage": {"fault": self._storage_fault, "away_s": self._away_s(now_ns)},
+                "version": self._version and version_model(self._version),
                 "totals": {
                     "steps_stored": self._steps_stored,
                     "ingest_p50_s": _median(self._ingest_s),
@@ -360,13 +355,15 @@ class FleetView:
                 robot.lost = True
                 self._add_event("link", f"no word for {LOST_AFTER_S:.0f} s", robot.name)
 
+    def _away_s(self, now_ns: int) -> float | None:
+        return round((now_ns - self._away_ns) / 1e9, 1) if self._storage_fault else None
+
     def _trainer_now(self, now_ns: int) -> dict[str, Any] | None:
         if self._trainer is None:
             return None
         status, seen_ns = self._trainer
-        fields = {field: getattr(status, field) for field in status.__struct_fields__}
         return {
-            **fields,
+            **{field: getattr(status, field) for field in status.__struct_fields__},
             "loss": finite(status.loss),
             "steps_per_s": finite(status.steps_per_s),
             "age_s": round((now_ns - seen_ns) / 1e9, 1),

@@ -51,13 +51,14 @@ class Provenance:
         self._offsets: OrderedDict[str, list[OffsetRow]] = OrderedDict()
         self._evaluated: set[str] = set()
 
-    def doubts(self, segment: Segment, spec: RobotSpec, now_ns: int) -> tuple[Doubt, ...]:
+    def doubts(self, segment: Segment, spec: RobotSpec, now_ns: int, offset_ns: int = 0) -> tuple[Doubt, ...]:
         """Everything about a segment that passed `check_names` and `check_steps` that is not believed.
 
-        `now_ns`: of the gateway's clock. Raises `StorageError`.
+        `now_ns`: of the gateway's clock; `offset_ns`: that minus the robot's as it is known now, which the ledger may
+        not know yet; 0: it is. Raises `StorageError`.
         """
         found = []
-        if text := self._find_unconfirmed(segment, now_ns):
+        if text := self._find_unconfirmed(segment, now_ns, offset_ns):
             found.append(Doubt(QuarantineReason.unconfirmed, text))
         if text := find_out_of_range(segment, spec):
             found.append(Doubt(QuarantineReason.out_of_range, text))
@@ -65,7 +66,7 @@ class Provenance:
 
     # --- who acted ------------------------------------------------------------------------------------------------
 
-    def _find_unconfirmed(self, segment: Segment, now_ns: int) -> str:
+    def _find_unconfirmed(self, segment: Segment, now_ns: int, offset_ns: int) -> str:
         """What the segment says of teachers that nobody else says, '' when there is nothing of that kind."""
         robot, source, actor = segment.episode.robot, segment.episode.source, segment.actor
         if source == EpisodeSource.evaluation and not self._was_evaluated(robot):
@@ -82,7 +83,7 @@ class Provenance:
         doubted = claimed & ~_by_own_word(actor, shown, teaches)
         human = np.flatnonzero(doubted & (actor == HUMAN))
         if len(human):
-            doubted[human] = ~self._held_by_person(robot, segment.times_ns[human], now_ns)
+            doubted[human] = ~self._held_by_person(robot, segment.times_ns[human], now_ns, offset_ns)
         if not doubted.any():
             return ""
         ticks = segment.first_tick + np.flatnonzero(doubted)
@@ -99,11 +100,14 @@ class Provenance:
 
     # --- when -----------------------------------------------------------------------------------------------------
 
-    def _held_by_person(self, robot: str, times_ns: np.ndarray, now_ns: int) -> np.ndarray:
+    def _held_by_person(self, robot: str, times_ns: np.ndarray, now_ns: int, offset_ns: int) -> np.ndarray:
         """bool[k]: whether a person had the robot at each of int64[k] times of its clock; of the clocks that it had,
         the one by which most are confirmed counts."""
         best = np.zeros(len(times_ns), bool)
-        for clock in self._clocks(robot):
+        clocks = self._clocks(robot)
+        if offset_ns or not clocks:
+            clocks.append([OffsetRow(0, now_ns, offset_ns, "", self._ledger.known_clock_base())])
+        for clock in clocks:
             for then_ns in _carried(times_ns, clock):
                 span = int(then_ns.min()), int(then_ns.max())
                 wide_ns = MARGIN_NS + BOOT_MARGIN_NS

@@ -94,6 +94,13 @@ def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
     return tuple(msgspec.json.decode(row, type=Lease) for row in rows), number
 
 
+def reserve_leases(connection: sa.Connection, count: int) -> int:
+    """Reserve the next `count` numbers of leases for the caller; the one before the first of them."""
+    number = int(read_meta(connection, _LEASE) or 0)
+    write_meta(connection, _LEASE, str(number + count))
+    return number
+
+
 def note_leases(connection: sa.Connection, notes: Sequence[LeaseNote]) -> None:
     """Enter in the history what began and what ended, in this order. All of it or nothing."""
     for note in notes:

@@ -107,6 +107,7 @@ class Ledger(Database):
     set_clock_offset = _writes(ledger_notes.set_clock_offset)
     clock_offset_at = _reads(ledger_notes.clock_offset_at)
     clock_offsets = _reads(ledger_notes.clock_offsets)
+    known_clock_base = _reads(ledger_notes.known_clock_base)
     robot = _reads(ledger_notes.robot)
     robots = _reads(ledger_notes.robots)
     spec = _reads(ledger_notes.spec)
@@ -231,6 +232,7 @@ class Ledger(Database):
     end_leases = _writes(ledger_work.end_leases)
     lease_intervals = _reads(ledger_work.lease_intervals)
     ever_leased = _reads(ledger_work.ever_leased)
+    reserve_leases = _writes(ledger_work.reserve_leases)
 
     # counters
     totals = _reads(ledger_segments.totals)

@@ -102,11 +102,15 @@ def clock_offsets(connection: sa.Connection, name: str, after_id: int = 0) -> tu
 def clock_base(connection: sa.Connection, now_ns: int) -> int:
     """Nanoseconds since 1970 minus the time `now_ns` of this machine's clock: as it was asked for first, for as long as
     the clock counts. So intervals of one boot are exact, and those of two as good as the wall clock was."""
-    key = f"clock {clock_name()}"
-    if not (known := read_meta(connection, key)):
-        known = str(time.time_ns() - now_ns)
-        write_meta(connection, key, known)
-    return int(known)
+    if not (known := known_clock_base(connection)):
+        known = time.time_ns() - now_ns
+        write_meta(connection, f"clock {clock_name()}", str(known))
+    return known
+
+
+def known_clock_base(connection: sa.Connection) -> int:
+    """As `clock_base`, 0 while nobody has asked for that."""
+    return int(read_meta(connection, f"clock {clock_name()}") or 0)
 
 
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:

@@ -64,7 +64,7 @@ def admit(
 
     Exit status 1 when some of it cannot be stored: that stays where it is.
     """
-    from cloud_learner.gateway.ingest import Ingest, IngestOutcome
+    from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome
 
     where, stay = DataDirectory(data), 0
     with where.open_buffer(write=True) as (ledger, store):

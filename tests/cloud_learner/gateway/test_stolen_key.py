@@ -61,7 +61,7 @@ def stores(hall: Hall, edge: FakeEdge, segment: Segment) -> bool:
     edge.channel.send(segment)
     hall.gateway.poll()
     edge.poll()
-    kept_apart = {entry.id.rpartition("-")[0] for entry in hall.gateway._ingest._store.quarantine.entries()}
+    kept_apart = {entry.id.rpartition("-")[0] for entry in hall.ingest._store.quarantine.entries()}
     found = hall.ledger.segment(segment.id) is not None
     assert found != (segment.id.replace("/", "-") in kept_apart)
     return found

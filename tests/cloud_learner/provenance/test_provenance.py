@@ -15,7 +15,7 @@ from cloud_learner.buffer.check import MAX_REWARD, VALUE_MARGIN
 from cloud_learner.buffer.ledger import notes
 from cloud_learner.buffer.ledger.rows import LeaseKind, LeaseNote
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest, IngestResult
+from cloud_learner.gateway.storage.ingest import Ingest, IngestResult
 from cloud_learner.provenance.provenance import BOOT_MARGIN_NS, MARGIN_NS, within
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.clock import ManualClock

@@ -13,7 +13,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.store.quarantine import QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 from tests.command_line import vla_fleet
 from wire.transport.keys import Teaching, make_keys
