@@ -253,7 +253,7 @@ class Dispatcher:
                     answer_lease(self.clients.release(peer, call, now_ns))
         except (RejectedError, ConfigError, StorageError) as error:
             refuse(error)
-        self._note_leases()
+        self._note_leases(now_ns)
 
     # --- deciding -------------------------------------------------------------------------------------------------
 

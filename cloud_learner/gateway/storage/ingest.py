@@ -170,7 +170,9 @@ class Ingest:
             check_frames(segment, spec, history.frames_until(segment.index))
             doubts = self._provenance.doubts(segment, spec, self._clock.now_ns(), received.offset_ns)
             if doubts := tuple(doubt for doubt in doubts if doubt.reason not in self._overruled):
-                return self._set_aside(received, doubts)
+                # what a person has admitted, in another process, is no question any more
+                known = self._ledger.segment(segment.id)
+                return self._set_aside(received, doubts) if known is None else self._compare(received)
             checked = _Checked(at, received, self._record(received, spec))
             # what comes behind it in the batch is checked against it
             history.add(segment)
