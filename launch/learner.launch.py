@@ -17,6 +17,7 @@ ARGUMENTS = {
     "config": ("", "what a recipe of real robots is made from, FILE.toml"),
     "data": ("vla-fleet-data", "directory that keeps everything the fleet knows"),
     "names": ("", "robots that may connect, separated by spaces; their keys are made"),
+    "teaches": ("", "what is learned from them by their own word: script, beside or demonstrations; default: nothing"),
     "host": ("127.0.0.1", "address the gateway listens on for robots"),
     "port": ("5760", "its port"),
     "web_host": ("127.0.0.1", "address the operator page listens on; it has no log-in"),
@@ -50,9 +51,8 @@ def generate_launch_description() -> LaunchDescription:
 
 def _processes(context):
     given = {name: LaunchConfiguration(name).perform(context) for name in ARGUMENTS}
-    keys = _process(
-        "keys", "trainer", "evaluator", "demonstrator", *given["names"].split(), "--keys", f"{given['data']}/keys"
-    )
+    names = ("trainer", "evaluator", "demonstrator", *given["names"].split())
+    keys = _process("keys", *names, *_options(given, "teaches"), "--keys", f"{given['data']}/keys")
     common = ["--recipe", given["recipe"], "--data", given["data"], *_options(given, "config")]
     # A gateway that listens on every address is reached by its own machine on this one.
     near = "127.0.0.1" if given["host"] in ("0.0.0.0", "*") else given["host"]

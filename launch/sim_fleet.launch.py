@@ -57,7 +57,7 @@ def _fleet(context):
     parts = [part for name in names for part in _robot(name, given)]
     if given["learner"].lower() in ("true", "1", "yes"):
         wanted = {name: given[name] for name in ("recipe", "data", "policy", "policy_config")}
-        wanted["names"] = " ".join(names)
+        wanted |= {"names": " ".join(names), "teaches": "script"}
         port = given["gateway"].rpartition(":")[2]
         parts.append(_included("learner", **wanted, port=port, demonstrate=given["demonstrate"]))
     return parts

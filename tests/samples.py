@@ -6,6 +6,7 @@ import numpy as np
 
 from policies.interface.policy import NormalizationData
 from wire.messages.gateway import CameraFrames, Segment
+from wire.transport.keys import Teaching
 from wire.types import (
     ActionChunk,
     Actor,
@@ -52,6 +53,11 @@ def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None) ->
         version=3,
         reward=0.0,
     )
+
+
+def all_teach(peer: str) -> tuple[Teaching, ...]:
+    """For an `Ingest` to which every robot may say by its own word who taught it."""
+    return tuple(Teaching)
 
 
 def image(seed: int = 0) -> np.ndarray:

@@ -36,6 +36,7 @@ from cloud_learner.gateway.storage.ingest import Ingest
 from robot_edge.uplink.segments import encode_jpeg
 from wire import codec
 from wire.messages.gateway import ACTORS, Segment
+from wire.transport.keys import Teaching
 
 EPISODE_SEGMENTS = 5
 _BITS = 16
@@ -255,7 +256,7 @@ def _write(place: BufferLocation, size: LoadSize, going: Event, stop: Event, out
         first = size.before + at * episodes
         mine = [painted.episode(number, name, "online") for number in range(first, first + episodes)]
         coming.append(iter([segment for episode in mine for segment in episode]))
-    ingest = Ingest(ledger, store)
+    ingest = Ingest(ledger, store, may_teach=lambda robot: tuple(Teaching))
     ingest.open()
     sealer = MaintenanceThread(store, every_s=1.0)
     sealer.start()

@@ -48,7 +48,7 @@ class GatewayBench:
     ) -> None:
         self.server, self.apart, self.clock = server, apart, clock
         self.ledger, store = BufferLocation(root).open_writer()
-        ingest = Ingest(self.ledger, store, clock)
+        ingest = Ingest(self.ledger, store, clock, server.may_teach)
         ingest.open()
         self.view = FleetView(clock)
         self.stops = StopServer(apart, clock, 5762)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Set
+import functools
+from collections.abc import Iterator, Mapping, Set
 
 import msgspec
 import numpy as np
@@ -23,6 +24,9 @@ SOURCES = ("online", "demonstration", "evaluation")
 OUTCOMES = ("success", "failure", "aborted", "unjudged", "discarded")
 DISCARDED = OUTCOMES.index("discarded")
 _MAX_INT64 = 2**63 - 1
+VALUE_MARGIN = 0.25
+"""of a dimension's range: so far beyond its limits a value is still believed"""
+MAX_REWARD = 1e6
 
 KnownFrames = Mapping[str, Set[int]]
 """Times of the frames that earlier segments of the episode brought, by camera."""
@@ -214,6 +218,51 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
         _require_finite(terminal.state, (spec.state_dim,), "terminal.state")
         if not int(segment.times_ns[-1]) < terminal.time_ns <= _MAX_INT64:
             raise InvalidDataError(f"terminal.time_ns {terminal.time_ns} is not after the last step.")
+
+
+def find_out_of_range(segment: Segment, spec: RobotSpec) -> str:
+    """What of a segment that passed `check_steps` cannot be true: the first value that lies beyond the limits of `spec`
+    by more than `VALUE_MARGIN` of their range, or a reward beyond `MAX_REWARD`; '' when there is none."""
+    for name, of_state, values, first_tick in _values(segment, spec):
+        if (wrong := _disbelieved(values, spec, of_state)).any():
+            row, column = np.argwhere(wrong)[0].tolist()
+            one = (spec.state if of_state else spec.action)[column]
+            return (
+                f"{name} '{one.name}' is {values[row, column]:.6g} at tick {first_tick + row}; its limits are "
+                f"{one.low:g} to {one.high:g} {one.unit}, and {VALUE_MARGIN:g} of that range beyond them is taken."
+            )
+    if (wrong := np.abs(segment.reward) > MAX_REWARD).any():
+        row = int(np.argmax(wrong))
+        return f"reward is {segment.reward[row]:.6g} at tick {segment.first_tick + row}; up to {MAX_REWARD:g} is taken."
+    return ""
+
+
+def _values(segment: Segment, spec: RobotSpec) -> Iterator[tuple[str, bool, np.ndarray, int]]:
+    """(what, whether it has the state's dimensions or the action's, float32[k, d], tick of the first row) of all that a
+    robot measured or was told; chunks only if something is wrong with one."""
+    yield "state", True, segment.state, segment.first_tick
+    yield "proposed", False, segment.proposed, segment.first_tick
+    yield "executed", False, segment.executed, segment.first_tick
+    if segment.terminal is not None:
+        yield "terminal.state", True, segment.terminal.state[None], segment.first_tick + segment.steps
+    made = [chunk.actions for chunk in segment.chunks]
+    if made and _disbelieved(np.concatenate(made), spec, False).any():
+        for number, chunk in enumerate(segment.chunks):
+            yield f"chunk {number}: action", False, chunk.actions, chunk.first_tick
+
+
+def _disbelieved(values: np.ndarray, spec: RobotSpec, of_state: bool) -> np.ndarray:
+    """bool[k, d] of float32[k, d]."""
+    low, high = _believed(spec, of_state)
+    return (values < low) | (values > high)
+
+
+@functools.lru_cache(256)
+def _believed(spec: RobotSpec, of_state: bool) -> tuple[np.ndarray, np.ndarray]:
+    """float64[d] least and greatest values that are believed."""
+    dimensions = spec.state if of_state else spec.action
+    low, high = (np.array([getattr(one, side) for one in dimensions], np.float64) for side in ("low", "high"))
+    return low - VALUE_MARGIN * (high - low), high + VALUE_MARGIN * (high - low)
 
 
 def _check_chunks(segment: Segment, spec: RobotSpec) -> None:

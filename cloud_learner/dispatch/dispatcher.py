@@ -10,6 +10,7 @@ from functools import partial
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
+from cloud_learner.dispatch.lease_history import LeaseHistory
 from cloud_learner.dispatch.lease_store import LeaseStore
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.operator.view import FleetView
@@ -71,6 +72,8 @@ class Dispatcher:
         self._assigned_ns: dict[str, int] = {}
         self._counted: deque[str] = deque(maxlen=_EPISODES_REMEMBERED)
         self._next_view_ns = 0
+        self._now_ns = now_ns
+        """of the newest look at the leases, or call"""
         self._identities: dict[str, str] = {}
         """by robot: which of its processes said hello last"""
         self._lease_store = LeaseStore(ledger, notes, wall_ns)
@@ -89,6 +92,7 @@ class Dispatcher:
             on_health=lambda robot, text: view.add_event("health", text, robot),
         )
         self.jobs = JobStore(ledger, notes, self.scheduler, view, tasks, wall_ns)
+        self._history = LeaseHistory(ledger, notes, self.scheduler.is_job, now_ns)
         self.clients = ClientSessions(
             self.leases,
             self.scheduler,
@@ -212,7 +216,7 @@ class Dispatcher:
         stamped = self.operators.stamp(command)
         allowed = self.operators.handle_command(command, command.operator, now_ns)
         if command.kind != OperatorCommandKind.command:
-            self._note_leases()
+            self._note_leases(now_ns)
         if command.kind == OperatorCommandKind.take_over:
             stamped = self.operators.stamp(command)
         return stamped if allowed else None
@@ -249,7 +253,7 @@ class Dispatcher:
                     answer_lease(self.clients.release(peer, call, now_ns))
         except (RejectedError, ConfigError, StorageError) as error:
             refuse(error)
-        self._note_leases()
+        self._note_leases(now_ns)
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -258,7 +262,7 @@ class Dispatcher:
         decisions = self.scheduler.step(now_ns)
         self.operators.poll(now_ns)
         self.clients.poll(now_ns)
-        self._note_leases()
+        self._note_leases(now_ns)
         for decision in decisions:
             log.info("robot '%s': job '%s': %s", decision.robot, decision.job.id, decision.reason)
             self._notify(decision.robot, decision.job, now_ns)
@@ -274,10 +278,12 @@ class Dispatcher:
             self._announce(robot, self.pinned_version(robot) or None)
         self._send(robot, job)
 
-    def _note_leases(self) -> None:
+    def _note_leases(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._history.note(self.leases.all(), now_ns)
         leases = (lease for lease in self.leases.all() if not self.scheduler.is_job(lease.holder))
         self._lease_store.note(self.operators.note_stops(lease) for lease in leases)
 
     def _when_noted(self, then: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        self._note_leases()
+        self._note_leases(self._now_ns)
         self._lease_store.when_noted(then, failed)

@@ -82,7 +82,8 @@ class SegmentIntake:
             return
         self._pending = ""
         if result.outcome == IngestOutcome.quarantined:
-            self._view.add_event("quarantine", result.reason, peer)
+            if not result.told:
+                self._view.add_event("quarantine", result.reason, peer)
             self._channel.send(peer, Ack((), (segment.id,), credit_bytes=self.credit_bytes))
             return
 

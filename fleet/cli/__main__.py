@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import buffer, doctor, exchange, fleet, keys, policy, stop, teleop
+from fleet.cli import doctor, fleet, keys, policy, stop, teleop
 from fleet.cli.options import command
+from fleet.cli.stored import buffer, exchange, quarantine
 from fleet.config import process_options as options
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import RobotConfig, RobotKind, unset
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 exchange.add_commands(buffer.app)
 app.add_typer(buffer.app)
+app.add_typer(quarantine.app)
 app.add_typer(policy.app)
 app.add_typer(keys.app)
 

@@ -27,6 +27,15 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+Teaches = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="script|beside|demonstrations|none",
+        show_default=False,
+        help="What is learned from it by its own word, without a lease of the fleet: what its scripted operator did, "
+        "what a person beside it did, whole demonstrations; may stand several times. Default: nothing for a new key.",
+    ),
+]
 Directory = Annotated[Path, typer.Option("--keys", help="Key directory of the gateway.")]
 _HERE = Path("keys")
 
@@ -43,12 +52,14 @@ def make(
             show_default=False,
         ),
     ] = "",
+    teaches: Teaches = None,
 ) -> None:
-    """Make CURVE keys for the gateway and for NAMES; existing ones stay."""
-    from wire.transport.keys import GATEWAY, check_role, make_keys
+    """Make CURVE keys for the gateway and for NAMES; existing ones stay, and get what --teaches says."""
+    from wire.transport.keys import GATEWAY, check_role, check_teaching, make_keys
 
+    rights = check_teaching(teaches) if teaches else None
     elsewhere = make_keys(directory, [GATEWAY])
-    elsewhere += make_keys(directory, names, check_role(role) if role else None)
+    elsewhere += make_keys(directory, names, check_role(role) if role else None, rights)
     made = ", ".join(name for name in [GATEWAY, *names] if name not in elsewhere)
     if made:
         typer.echo(f"keys of {made} are in {directory}; give each machine its own .key_secret only.")
@@ -64,11 +75,13 @@ def token(
     robot: Annotated[str, typer.Argument(help="Name that the robot gets.")],
     directory: Directory = _HERE,
     minutes: Annotated[float, typer.Option(min=0.1, help="For so long it can be used, once.")] = 60.0,
+    teaches: Teaches = None,
 ) -> None:
     """Print a token by which a robot joins: `vla-fleet edge --join TOKEN --gateway tcp://HOST:PORT` on its computer."""
     from wire.identity.join_tokens import make_token
+    from wire.transport.keys import check_teaching
 
-    typer.echo(make_token(directory, robot, minutes))
+    typer.echo(make_token(directory, robot, minutes, teaches=check_teaching(teaches or ())))
 
 
 @app.command()
@@ -97,11 +110,17 @@ def list_keys(directory: Directory = _HERE, json: AsJson = False) -> None:
     if not (filed or revoked or tokens):
         typer.echo(f"there are no keys in {directory}; `vla-fleet keys NAME...` makes some.")
         return
-    rows: list[Sequence[str]] = [(one.name, one.role, f"made {one.made:%Y-%m-%d %H:%M}", one.public) for one in filed]
-    rows += [(one.name, one.role, f"may join until {one.expires:%Y-%m-%d %H:%M}", "") for one in tokens]
-    rows += [(one.name, one.role, "revoked", one.public) for one in revoked]
-    for name, role, state, public in rows:
-        typer.echo(f"{name:24} {role:13} {state:32} {public}".rstrip())
+    rows: list[Sequence[str]] = [
+        (one.name, one.role, ",".join(sorted(one.may_teach)), f"made {one.made:%Y-%m-%d %H:%M}", one.public)
+        for one in filed
+    ]
+    rows += [
+        (one.name, one.role, ",".join(one.teaches), f"may join until {one.expires:%Y-%m-%d %H:%M}", "")
+        for one in tokens
+    ]
+    rows += [(one.name, one.role, "", "revoked", one.public) for one in revoked]
+    for name, role, teaches, state, public in rows:
+        typer.echo(f"{name:24} {role:13} {state:32} {teaches or '-':22} {public}".rstrip())
 
 
 @app.command()

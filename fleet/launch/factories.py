@@ -140,7 +140,7 @@ def make_gateway(
 
     ledger, store = data.buffer.open_writer()
     clock = clock or MonotonicClock()
-    ingest = Ingest(ledger, store, clock)
+    ingest = Ingest(ledger, store, clock, channel.may_teach)
     ingest.open()
     history = _history(ledger)
     age_s = history[-1][1] if history else 0.0

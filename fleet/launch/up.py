@@ -37,7 +37,7 @@ from fleet.tools.report import RunCounters, make_report, write_report
 from robot_edge.runtime.process_group import DRAIN_S
 from robot_edge.runtime.rejection_log import RejectionLog
 from wire.errors import ConfigError, FleetError
-from wire.transport.keys import GATEWAY, make_keys
+from wire.transport.keys import GATEWAY, Teaching, make_keys
 from wire.types import CALLERS
 
 log = logging.getLogger(__name__)
@@ -213,6 +213,13 @@ class Up:
                 "where it is: `vla-fleet edge --name NAME --config FILE.toml`."
             )
 
+    @property
+    def _teaches(self) -> tuple[Teaching, ...]:
+        """What the fleet's own robots may say by their own word: people stand beside a real one."""
+        if self.recipe.people_only:
+            return (Teaching.beside,)
+        return (Teaching.script,) if self.options.operator else ()
+
     def _how_to_drive(self) -> str:
         recipe = f"--recipe {self.recipe.name} --config {self.recipe.config}"
         return f"vla-fleet teleop robot-0 {recipe} --data {self.data.root}"
@@ -242,7 +249,7 @@ class Up:
         self._robots = now
         for name in sorted(now.keys() - before.keys()):
             if name not in self._edges:
-                make_keys(self.data.keys, [name])
+                make_keys(self.data.keys, [name], teaches=self._teaches)
                 self._edges.append(name)
                 self.backend.start(self.parts.make_edge(name, self._think))
             if now[name]:

@@ -25,6 +25,7 @@ from wire.identity.refusals import RefusalReason
 from wire.transport.keys import (
     GATEWAY,
     KeyRecord,
+    Teaching,
     check_name,
     file_key,
     load_pair,
@@ -48,6 +49,7 @@ class TokenRecord(msgspec.Struct, frozen=True):
     """SHA-256 of its secret"""
     made: datetime.datetime
     expires: datetime.datetime
+    teaches: tuple[Teaching, ...] = ()
 
 
 class Invitation(NamedTuple):
@@ -68,8 +70,10 @@ class TokenRefusal(NamedTuple):
     text: str
 
 
-def make_token(directory: Path, name: str, minutes: float, role: Role = Role.edge) -> str:
-    """The text of a new token for `name`, good for so many minutes and for one use.
+def make_token(
+    directory: Path, name: str, minutes: float, role: Role = Role.edge, teaches: tuple[Teaching, ...] = ()
+) -> str:
+    """The text of a new token for `name`, good for so many minutes and for one use; `teaches` as in `KeyRecord`.
 
     Raises `ConfigError` for a name that has a key already, `OSError`.
     """
@@ -80,7 +84,7 @@ def make_token(directory: Path, name: str, minutes: float, role: Role = Role.edg
         )
     make_keys(directory, [GATEWAY])
     secret, made = secrets.token_bytes(_SECRET_BYTES), now()
-    record = TokenRecord(name, role, _digest(secret), made, made + datetime.timedelta(minutes=minutes))
+    record = TokenRecord(name, role, _digest(secret), made, made + datetime.timedelta(minutes=minutes), teaches)
     path = _path(directory, record.digest)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
@@ -133,7 +137,7 @@ def redeem(directory: Path, secret: bytes, public: str) -> KeyRecord | TokenRefu
     if user != public:
         text = f"its join token was used already, by another key, which was revoked since. {again}"
         return TokenRefusal(RefusalReason.used_token, token.name, text)
-    record = KeyRecord(token.name, token.role, public, now())
+    record = KeyRecord(token.name, token.role, public, now(), token.teaches)
     if not filed.exists():
         file_key(directory, record)
     return record

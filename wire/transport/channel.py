@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from wire.messages import Message
+from wire.transport.keys import Teaching
 
 PEER_SUFFIX = "@"
 """stands between a name and a number in the peer's name of a second connection; no name has it"""
@@ -39,6 +40,10 @@ class ServerChannel(Protocol):
 
     def role(self, peer: str) -> str:
         """A `Role`: what the key of `peer` was made for; '' when it has none."""
+        ...
+
+    def may_teach(self, peer: str) -> frozenset[Teaching]:
+        """What `peer` may say of its episodes by its own word, as its key's record has it now."""
         ...
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime
 import os
 import re
+from collections.abc import Collection
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,17 @@ KEY_ROLES = tuple(role for role in Role if role != Role.inference)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORD = re.compile(r"[A-Za-z]+")
 _PUBLIC = re.compile(rb"[!-~]{40}")
+
+
+class Teaching(StrEnum):
+    """What of an episode a robot's own word is enough for, without a lease or a job of the fleet."""
+
+    script = "script"
+    """a scripted operator in the robot's process acted"""
+    beside = "beside"
+    """a person beside the robot acted"""
+    demonstrations = "demonstrations"
+    """the episode is a demonstration"""
 
 
 class KeyPair(msgspec.Struct, frozen=True):
@@ -43,6 +56,14 @@ class KeyRecord(msgspec.Struct, frozen=True):
     """Z85 text, 40 characters"""
     made: datetime.datetime
     """when the pair was made, or the robot joined"""
+    teaches: tuple[Teaching, ...] = ()
+    """what is learned from this robot by its own word; anything else needs the fleet's record of who had it"""
+
+    @property
+    def may_teach(self) -> frozenset[Teaching]:
+        """`teaches`, and what goes with the role."""
+        scripted = (Teaching.script, Teaching.demonstrations) if self.role == Role.demonstrator else ()
+        return frozenset((*self.teaches, *scripted))
 
 
 def check_name(name: str) -> str:
@@ -66,15 +87,29 @@ def check_role(role: str) -> Role:
     return Role(role)
 
 
+def check_teaching(words: Collection[str]) -> tuple[Teaching, ...]:
+    """These words as what a key may teach, each once and in order; none for `none`. Raises `ConfigError`."""
+    for word in words:
+        if word not in (*Teaching, "none"):
+            known = (*Teaching, "none")
+            raise ConfigError(
+                f"--teaches {word!r}: there is no such right.{suggest(word, known)} Known: {', '.join(known)}."
+            )
+    return tuple(one for one in Teaching if one in words)
+
+
 def default_role(name: str) -> Role:
     """What a key of this name is made for when nobody says: the role that is the name's first word, else a robot."""
     word = _WORD.match(name)
     return Role(word[0]) if word is not None and word[0] in KEY_ROLES else Role.edge
 
 
-def make_keys(directory: Path, names: list[str], role: Role | None = None) -> list[str]:
+def make_keys(
+    directory: Path, names: list[str], role: Role | None = None, teaches: Collection[Teaching] | None = None
+) -> list[str]:
     """Make the missing key pairs for `names`, of `role` or of each name's own. Secret files are readable by their owner
-    only. Returns the names whose public key is filed here and whose secret is not: they stay as they are.
+    only. `teaches`: what they may teach, also those that are there; None leaves that as it is, nothing for a new one.
+    Returns the names whose public key is filed here and whose secret is not: they stay as they are.
 
     Raises `ConfigError` for a secret without its public key: one that was taken out of `public/` does not come back.
     """
@@ -86,6 +121,8 @@ def make_keys(directory: Path, names: list[str], role: Role | None = None) -> li
             if public_file.exists():
                 if not secret_file.exists():
                     elsewhere.append(name)
+                if teaches is not None:
+                    _let_teach(directory, read_record(public_file), tuple(teaches))
                 continue
             if secret_file.exists():
                 raise ConfigError(
@@ -95,8 +132,14 @@ def make_keys(directory: Path, names: list[str], role: Role | None = None) -> li
             public, secret = zmq.curve_keypair()
             as_what = role or default_role(name)
             write_secret(directory, name, KeyPair(public, secret, as_what))
-            file_key(directory, KeyRecord(name, as_what, public.decode(), now()))
+            file_key(directory, KeyRecord(name, as_what, public.decode(), now(), tuple(teaches or ())))
     return elsewhere
+
+
+def _let_teach(directory: Path, record: KeyRecord, teaches: tuple[Teaching, ...]) -> None:
+    """A gateway that runs cuts the connections of a key whose record changed; they come back under the new one."""
+    if record.teaches != teaches:
+        file_key(directory, msgspec.structs.replace(record, teaches=teaches))
 
 
 def now() -> datetime.datetime:

@@ -18,7 +18,7 @@ from wire.messages import Message
 from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.faults import FaultPlan, FaultyQueue
-from wire.transport.keys import default_role
+from wire.transport.keys import Teaching, default_role
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -42,6 +42,8 @@ class MemoryServer:
         """names of peers whose connection is down: messages of either direction are lost"""
         self._adopted: dict[str, str] = {}
         self._roles: dict[str, str] = {}
+        self.teaches: dict[str, frozenset[Teaching]] = {}
+        """by name, what a peer may say of its episodes by its own word; default: everything"""
 
     def connect(self, name: str, role: str = "") -> MemoryClient:
         """A client under `name`; "name@2" is a second connection of one name. `role`: default that of the name."""
@@ -93,6 +95,10 @@ class MemoryServer:
     def role(self, peer: str) -> str:
         """What `peer` was connected as."""
         return self._roles.get(peer.partition(PEER_SUFFIX)[0], "")
+
+    def may_teach(self, peer: str) -> frozenset[Teaching]:
+        """Everything, unless `teaches` says otherwise: there are no keys within one process."""
+        return self.teaches.get(peer.partition(PEER_SUFFIX)[0], frozenset(Teaching))
 
     def address(self, peer: str) -> str:
         """Where `peer` is: in this process."""

@@ -26,7 +26,7 @@ from wire.messages import Message
 from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.handshake import EVENTS, HandshakeWatch
-from wire.transport.keys import GATEWAY, KeyPair, KeyRecord, load_pair, load_public
+from wire.transport.keys import GATEWAY, KeyPair, KeyRecord, Teaching, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Role
 
@@ -81,6 +81,7 @@ class ZmqServer:
         self._authenticator = Authenticator(self._context, self._keyring, self.refusals)
         self._connections: dict[str, bytes] = {}
         self._roles: dict[str, Role] = {}
+        self._teaching: dict[str, frozenset[Teaching]] = {}
         self._apart = apart
         self._extra_peers: OrderedDict[bytes, str] = OrderedDict()
         self._numbers = itertools.count(2)
@@ -147,7 +148,7 @@ class ZmqServer:
                 continue
             peer = self._peer_of(connection, record.name)
             self._addresses[peer] = address
-            self._roles[record.name] = record.role
+            self._roles[record.name], self._teaching[record.name] = record.role, record.may_teach
             return peer, message
         return None
 
@@ -159,6 +160,10 @@ class ZmqServer:
     def role(self, peer: str) -> str:
         """The role of the key of `peer`, '' when it never spoke or its key was revoked."""
         return self._roles.get(peer.partition(PEER_SUFFIX)[0], "")
+
+    def may_teach(self, peer: str) -> frozenset[Teaching]:
+        """As the record of its key says, nothing when it never spoke or its key was revoked."""
+        return self._teaching.get(peer.partition(PEER_SUFFIX)[0], frozenset())
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
@@ -248,6 +253,9 @@ class ZmqServer:
             del self._connections[peer]
             self._addresses.pop(peer, None)
         self._roles.pop(record.name, None)
+        # What it sent before is still to be looked at.
+        changed = self._keyring.record(public)
+        self._teaching[record.name] = changed.may_teach if changed is not None else frozenset()
         if self._keyring.revoked(public) is not None:
             text = f"its key was revoked; {len(lines)} connections of it are cut."
             self.refusals.note(RefusalReason.revoked_key, record.name, text, record.name)

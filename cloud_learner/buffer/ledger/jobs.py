@@ -6,20 +6,22 @@ times that must outlive it are nanoseconds since 1970 (`wall_ns`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import read_meta, write_meta
-from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
+from cloud_learner.buffer.ledger.notes import clock_base, read_meta, write_meta
+from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow, LeaseKind, LeaseNote
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
 from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
+_history = tables.lease_history.c
 _OPEN = "waiting"
 _LEASE = "lease"
 
@@ -97,3 +99,50 @@ def reserve_leases(connection: sa.Connection, count: int) -> int:
     number = int(read_meta(connection, _LEASE) or 0)
     write_meta(connection, _LEASE, str(number + count))
     return number
+
+
+def note_leases(connection: sa.Connection, notes: Sequence[LeaseNote]) -> None:
+    """Enter in the history what began and what ended, in this order. All of it or nothing."""
+    for note in notes:
+        if note.ended:
+            open_one = sa.update(tables.lease_history).where(_history.robot == note.robot, _history.to_ns == -1)
+            connection.execute(open_one.where(_history.number == note.number).values(to_ns=note.at_ns))
+            continue
+        values = {name: getattr(note, name) for name in ("robot", "number", "holder", "kind")}
+        base_ns = clock_base(connection, note.at_ns)
+        connection.execute(sa.insert(tables.lease_history).values(from_ns=note.at_ns, base_ns=base_ns, **values))
+
+
+def end_leases(connection: sa.Connection, now_ns: int, slack_ns: int) -> int:
+    """End in the history what a gateway that was killed left open, when it last stored a segment and `slack_ns` later,
+    or now if that is earlier; how many there were."""
+    base_ns = clock_base(connection, now_ns)
+    newest = sa.select(tables.segments.c.committed_ns).order_by(tables.segments.c.row.desc()).limit(1)
+    alive_ns = connection.scalar(newest) or 0
+    rows = connection.execute(sa.select(_history.id, _history.from_ns, _history.base_ns).where(_history.to_ns == -1))
+    ended = [(row.id, row.from_ns, row.base_ns) for row in rows]
+    for row_id, from_ns, began_base_ns in ended:
+        # What was stored later may be of another boot's clock.
+        to_ns = max(from_ns, alive_ns if began_base_ns == base_ns else 0) + slack_ns
+        if began_base_ns == base_ns:
+            to_ns = max(from_ns, min(to_ns, now_ns))
+        connection.execute(sa.update(tables.lease_history).where(_history.id == row_id).values(to_ns=to_ns))
+    return len(ended)
+
+
+def lease_intervals(
+    connection: sa.Connection, robot: str, kind: LeaseKind, first_ns: int, last_ns: int, now_ns: int
+) -> np.ndarray:
+    """int64[k, 3]: begin, end and base of the leases of that kind that the robot was held by from `first_ns` to
+    `last_ns`, growing; times in nanoseconds since 1970. One that stands ends at `now_ns` of the gateway's clock."""
+    begin = _history.from_ns + _history.base_ns
+    end = sa.case((_history.to_ns == -1, now_ns), else_=_history.to_ns) + _history.base_ns
+    query = sa.select(begin, end, _history.base_ns).order_by(begin)
+    query = query.where(_history.robot == robot, _history.kind == kind, begin <= last_ns, end >= first_ns)
+    return np.array([tuple(row) for row in connection.execute(query)], np.int64).reshape(-1, 3)
+
+
+def ever_leased(connection: sa.Connection, robot: str, kind: LeaseKind) -> bool:
+    """Whether the robot was ever held by a lease of that kind."""
+    query = sa.select(_history.id).where(_history.robot == robot, _history.kind == kind).limit(1)
+    return connection.scalar(query) is not None

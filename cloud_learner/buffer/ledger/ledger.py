@@ -106,6 +106,8 @@ class Ledger(Database):
     see_robot = _writes(ledger_notes.see_robot)
     set_clock_offset = _writes(ledger_notes.set_clock_offset)
     clock_offset_at = _reads(ledger_notes.clock_offset_at)
+    clock_offsets = _reads(ledger_notes.clock_offsets)
+    known_clock_base = _reads(ledger_notes.known_clock_base)
     robot = _reads(ledger_notes.robot)
     robots = _reads(ledger_notes.robots)
     spec = _reads(ledger_notes.spec)
@@ -226,6 +228,10 @@ class Ledger(Database):
     task_counts = _reads(ledger_work.task_counts)
     keep_leases = _writes(ledger_work.keep_leases)
     kept_leases = _reads(ledger_work.kept_leases)
+    note_leases = _writes(ledger_work.note_leases)
+    end_leases = _writes(ledger_work.end_leases)
+    lease_intervals = _reads(ledger_work.lease_intervals)
+    ever_leased = _reads(ledger_work.ever_leased)
     reserve_leases = _writes(ledger_work.reserve_leases)
 
     # counters

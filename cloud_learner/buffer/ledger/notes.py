@@ -12,9 +12,10 @@ import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import AppliedRow, EvaluationRow, EventRow, RobotRow
+from cloud_learner.buffer.ledger.rows import AppliedRow, EvaluationRow, EventRow, OffsetRow, RobotRow
 from cloud_learner.buffer.ledger.segments import chunks
 from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, row_of, rows_of
+from wire.clock import clock_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
 from wire.spec_checks import MAX_NAME
@@ -72,10 +73,11 @@ def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measu
     Nothing happens for a robot that was never seen.
     """
     newest = sa.select(_offsets.offset_ns).where(_offsets.robot == name).order_by(_offsets.id.desc()).limit(1)
-    known = connection.scalar(sa.select(_robots.name).where(_robots.name == name))
-    if known is None or connection.scalar(newest) == offset_ns:
+    clock = connection.scalar(sa.select(_robots.clock).where(_robots.name == name))
+    if clock is None or connection.scalar(newest) == offset_ns:
         return
-    values = {"robot": name, "measured_ns": measured_ns, "offset_ns": offset_ns}
+    base_ns = clock_base(connection, measured_ns)
+    values = {"robot": name, "measured_ns": measured_ns, "offset_ns": offset_ns, "clock": clock, "base_ns": base_ns}
     connection.execute(sa.insert(tables.clock_offsets).values(**values))
     connection.execute(sa.update(tables.robots).where(_robots.name == name).values(clock_offset_ns=offset_ns))
 
@@ -89,6 +91,26 @@ def clock_offset_at(connection: sa.Connection, name: str, time_ns: int) -> int:
     then = found.where(_offsets.measured_ns <= time_ns).order_by(_offsets.id.desc()).limit(1)
     offset_ns = connection.scalar(then)
     return offset_ns if offset_ns is not None else connection.scalar(found.order_by(_offsets.id).limit(1)) or 0
+
+
+def clock_offsets(connection: sa.Connection, name: str, after_id: int = 0) -> tuple[OffsetRow, ...]:
+    """What was measured of that robot's clock, in this order, after measurement `after_id`."""
+    query = columns_of(OffsetRow, _offsets).where(_offsets.robot == name, _offsets.id > after_id)
+    return rows_of(connection, OffsetRow, query.order_by(_offsets.id))
+
+
+def clock_base(connection: sa.Connection, now_ns: int) -> int:
+    """Nanoseconds since 1970 minus the time `now_ns` of this machine's clock: as it was asked for first, for as long as
+    the clock counts. So intervals of one boot are exact, and those of two as good as the wall clock was."""
+    if not (known := known_clock_base(connection)):
+        known = time.time_ns() - now_ns
+        write_meta(connection, f"clock {clock_name()}", str(known))
+    return known
+
+
+def known_clock_base(connection: sa.Connection) -> int:
+    """As `clock_base`, 0 while nobody has asked for that."""
+    return int(read_meta(connection, f"clock {clock_name()}") or 0)
 
 
 def robot(connection: sa.Connection, name: str) -> RobotRow | None:

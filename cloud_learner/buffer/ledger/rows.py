@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 import numpy as np
 
@@ -232,6 +234,41 @@ class JobRow(msgspec.Struct, frozen=True):
     """nanoseconds since 1970"""
     ended_wall_ns: int
     """0 while it is open"""
+
+
+class LeaseKind(StrEnum):
+    """Why a lease is remembered after its end."""
+
+    person = "person"
+    """a person had the robot"""
+    evaluation = "evaluation"
+    """a policy was measured on it"""
+
+
+class LeaseNote(msgspec.Struct, frozen=True):
+    """That a lease began, or ended."""
+
+    robot: str
+    number: int
+    holder: str
+    kind: LeaseKind
+    at_ns: int
+    """gateway's clock"""
+    ended: bool = False
+
+
+class OffsetRow(msgspec.Struct, frozen=True):
+    """What was measured of a robot's clock once."""
+
+    id: int
+    measured_ns: int
+    """gateway's clock"""
+    offset_ns: int
+    """gateway time minus robot time"""
+    clock: str
+    """of the robot: another one after each boot of its computer"""
+    base_ns: int
+    """nanoseconds since 1970 minus gateway time"""
 
 
 class SegmentColumns(msgspec.Struct, frozen=True, eq=False):

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-FORMAT = 5
+FORMAT = 6
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -38,7 +38,7 @@ meta = sa.Table(
     "meta",
     metadata,
     # format, generation, whose journal it is, which episodes are being deleted, how many shard numbers of each robot
-    # spec and of leases were given
+    # spec and of leases were given, what makes each clock of a gateway nanoseconds since 1970
     _text("key", primary_key=True),
     _text("value"),
 )
@@ -71,6 +71,9 @@ clock_offsets = sa.Table(
     _text("robot", sa.ForeignKey("robots.name"), index=True),
     _count("measured_ns"),
     _count("offset_ns"),
+    # which clock of the robot it was, and what makes the gateway's time then nanoseconds since 1970
+    _text("clock", default=""),
+    _count("base_ns"),
     sqlite_autoincrement=True,
 )
 
@@ -332,6 +335,26 @@ leases = sa.Table(
     _text("lease"),
     _count("wall_ns"),
 )
+
+lease_history = sa.Table(
+    "lease_history",
+    metadata,
+    # when a person had a robot, or a policy was measured on it: what a robot says of its steps is judged by it
+    _key("id"),
+    _text("robot"),
+    _count("number"),
+    _text("holder"),
+    # a `LeaseKind`
+    _text("kind"),
+    _count("from_ns"),
+    # -1 while it stands
+    _count("to_ns", default=-1),
+    # with it these times are nanoseconds since 1970: one number for each boot of the gateway's computer
+    _count("base_ns"),
+    sa.Index("lease_history_robot", "robot", "kind"),
+    sqlite_autoincrement=True,
+)
+_index_where("lease_history_open", lease_history.c.number, lease_history.c.to_ns == -1)
 
 
 def columns_of(kind: type[msgspec.Struct], columns: Any) -> sa.Select[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cloud_learner.buffer.ledger.rows import SegmentRow
+from cloud_learner.buffer.store.quarantine import QuarantineReason
 from cloud_learner.buffer.store.shard import SHARD_BYTES
 from cloud_learner.buffer.store.store import SegmentStore
 
@@ -118,5 +119,5 @@ def move(
 
 def _set_aside(store: SegmentStore, segment: SegmentRow, why: str) -> None:
     log.error("segment %s (row %d) is damaged and set aside: %s", segment.id, segment.row, why)
-    store.quarantine.put(segment.id, store.journal.raw(segment.journaled), why)
+    store.quarantine.put(segment.id, store.journal.raw(segment.journaled), why, reasons=(QuarantineReason.damaged,))
     store.ledger.mark_damaged([segment.row])

@@ -10,6 +10,7 @@ import msgspec
 
 from cloud_learner.buffer.ledger.rows import ShardRow
 from cloud_learner.buffer.maintenance.compact import rewrite
+from cloud_learner.buffer.store.quarantine import QuarantineReason
 from cloud_learner.buffer.store.shard import metadata, shard_key
 from cloud_learner.buffer.store.store import MARK, SegmentStore
 from wire.errors import CorruptDataError
@@ -124,7 +125,7 @@ def _set_aside(
     if repair:
         for label, data in copies.items():
             if data:
-                store.quarantine.put(label, data, reason)
+                store.quarantine.put(label, data, reason, reasons=(QuarantineReason.damaged,))
         if damaged:
             store.ledger.mark_damaged(sorted(damaged))
     places = store.ledger.places(sorted(damaged))

@@ -10,6 +10,7 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.sampling.growing import Growing
+from cloud_learner.buffer.sampling.robot_bound import RobotBound
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.buffer.sampling.target import Moment, SamplingDistribution, StepRuns
 from wire.errors import ConfigError
@@ -32,7 +33,8 @@ class EligibleSteps:
         self._by_version = any(factor.by_version for factor in target.factors)
         self._label = Growing(np.float32)
         """of the segments known, the labels that their weights were taken with; empty if the target goes by none"""
-        self._weight = Growing(np.float64)
+        self._weight, self._target_weight = Growing(np.float64), Growing(np.float64)
+        self._bound = RobotBound(2 * len(index.tasks))
         self.split: np.ndarray = np.full(2 * len(index.tasks), index.world == 1)
         """bool[strata]: whether each rank draws from its own episodes only; `_deal` says when"""
         # runs that may be drawn by whoever has them, and how many of them each rank has of a stratum
@@ -77,6 +79,7 @@ class EligibleSteps:
             dealt = index.row[segments] * index.world + index.ranks(segments)
             self.content = (self.content + sign * int(_mixed(dealt).sum())) % 2**62
         self._weight.append(np.zeros(runs - known))
+        self._target_weight.append(np.zeros(runs - known))
         self._positive.append(np.zeros(runs - known, bool))
         may_differ = [runs_came, index.runs_of(np.sort(left))]
         # what a person discarded is drawn no more, whatever the target says of outcomes
@@ -91,7 +94,8 @@ class EligibleSteps:
         some = np.concatenate(may_differ)
         if len(some) > len(runs_came):
             some = np.unique(some)
-        weight = self.weights_at(some, watermark, newest_version)
+        some = self._weigh(some, self.weights_at(some, watermark, newest_version))
+        weight = self._bounded(some)
         if index.world > 1:
             some, weight = self._deal(some, weight)
         differs = weight != self.weight[some]
@@ -101,7 +105,8 @@ class EligibleSteps:
     def weights_at(
         self, runs: np.ndarray, watermark: int, newest_version: int, label: np.ndarray | None = None
     ) -> np.ndarray:
-        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them; 0 if gone.
+        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them, by the target: not
+        bounded by robot; 0 if gone.
 
         `label`: float32[k] that they had then, without it the index's.
         """
@@ -112,6 +117,34 @@ class EligibleSteps:
         weights = self.target.weights(seen, Moment(newest_version))
         weights[index.gone[index.run_segment[runs]] | (index.run_count[runs] == 0)] = 0.0
         return weights
+
+    def bound(self, segment: int) -> float:
+        """What the weights of a segment are multiplied with, since its robot has brought so much more than others."""
+        one = np.array([segment])
+        return float(self._bound.factor[self.strata(one), self.index.robots(one)][0])
+
+    def _weigh(self, runs: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Growing int64 `runs` have float64 `weight` by the target; those, and the others whose bound changed by it."""
+        index, before = self.index, self._target_weight.all[runs]
+        differs = np.flatnonzero(weight != before)
+        runs_differ, count = runs[differs], index.run_count[runs[differs]].astype(np.int64)
+        segment = index.run_segment[runs_differ]
+        more = (weight[differs] > 0).astype(np.int64) - (before[differs] > 0)
+        mass = (weight[differs] - before[differs]) * count
+        robots = index.robots(segment)
+        changed = self._bound.add(len(index.robot_names), self.strata(segment), robots, mass, more * count)
+        self._target_weight.all[runs_differ] = weight[differs]
+        if not changed.any():
+            return runs
+        # seldom: one robot has come to bring far more than the others, or does so no more
+        every = index.run_segment[: len(self.weight)]
+        return np.union1d(runs, np.flatnonzero(changed[self.strata(every), index.robots(every)]))
+
+    def _bounded(self, runs: np.ndarray) -> np.ndarray:
+        """float64[k]: the weights by the target, bounded by robot."""
+        segment = self.index.run_segment[runs]
+        factor = self._bound.factor[self.strata(segment), self.index.robots(segment)]
+        return self._target_weight.all[runs] * factor
 
     def strata(self, segments: np.ndarray) -> np.ndarray:
         """int64[k] stratum of each of int64[k] segments: 2 * task + online."""
@@ -133,7 +166,7 @@ class EligibleSteps:
             # seldom: what others have of these strata comes or goes
             of = self.strata(index.run_segment[: len(self.weight)])
             runs = np.union1d(runs, np.flatnonzero((split != self.split)[of]))
-            weight = self.weights_at(runs, self.watermark, self.newest_version)
+            weight = self._bounded(runs)
             self.split = split
         segment = index.run_segment[runs]
         return runs, np.where(split[self.strata(segment)] & (index.ranks(segment) != index.rank), 0.0, weight)

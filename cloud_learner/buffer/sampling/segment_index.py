@@ -112,11 +112,13 @@ class SegmentIndex:
         self._run_offsets = Growing(np.int64)
         self._run_offsets.append(np.zeros(1, np.int64))
         self._dense: dict[int, int] = {}
+        self.robot_names: dict[str, int] = {}
         self._episode = {
             "number": Growing(np.int64),
             "task": Growing(np.int32),
             "demonstration": Growing(np.bool_),
             "rank": Growing(np.int32),
+            "robot": Growing(np.int32),
             "outcome": Growing(np.int8),
             # segment number of its last segment, -1 until that is there, and how many there are
             "last": Growing(np.int64),
@@ -128,8 +130,7 @@ class SegmentIndex:
         """by task and source, the ranks that get the next episodes of this turn"""
         # by segment number, the one of the same episode that came before it, -1 for none
         self._earlier = Growing(np.int64)
-        self._forgotten = Growing(np.int64)
-        self._after = Growing(np.float64)
+        self._forgotten, self._after = Growing(np.int64), Growing(np.float64)
         self._publish()
 
     def __len__(self) -> int:
@@ -206,6 +207,10 @@ class SegmentIndex:
     def ranks(self, segments: np.ndarray) -> np.ndarray:
         """int32[k]: whom the episode of each of these int64[k] segments was dealt to."""
         return self._episode["rank"].all[self.episode[segments]]
+
+    def robots(self, segments: np.ndarray) -> np.ndarray:
+        """int32[k]: whose each of these int64[k] segments is, in the order of `robot_names`."""
+        return self._episode["robot"].all[self.episode[segments]]
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         """int64[k] segment numbers of int64[k] ledger rows, -1 for rows that are not here or gone."""
@@ -302,15 +307,13 @@ class SegmentIndex:
     def _dense_numbers(self, numbers: np.ndarray, facts: Mapping[int, EpisodeFacts]) -> np.ndarray:
         """int64[n] dense episode number, -1 for those left out; new episodes are noted."""
         different, inverse = np.unique(numbers, return_inverse=True)
-        dense = np.empty(len(different), np.int64)
-        new: list[tuple[int, int, int, int]] = []
-        for position, number in enumerate(different.tolist()):
-            known = self._dense.get(number)
-            if known is None:
-                known = self._dense[number] = self._new_episode(number, facts[number], new)
-            dense[position] = known
+        new: list[tuple[int, int, int, int, int]] = []
+        for number in different.tolist():
+            if number not in self._dense:
+                self._dense[number] = self._new_episode(number, facts[number], new)
+        dense = np.array([self._dense[number] for number in different.tolist()], np.int64)
         if new:
-            for name, values in zip(("number", "task", "demonstration", "rank"), np.array(new).T, strict=True):
+            for name, values in zip(("number", "task", "demonstration", "rank", "robot"), np.array(new).T, strict=True):
                 self._episode[name].append(values)
             self._episode["outcome"].append(np.full(len(new), -1))
             self._episode["last"].append(np.full(len(new), -1))
@@ -318,13 +321,14 @@ class SegmentIndex:
             self._episode["newest"].append(np.full(len(new), -1))
         return dense[inverse]
 
-    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int]]) -> int:
+    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int, int]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
         if not on_side(facts.id, self._validation, self._held_out):
             return -1
         kind = self.tasks.index(facts.task), int(facts.source == _DEMONSTRATION)
-        new.append((number, *kind, self._deal(kind) if self.world > 1 else 0))
+        whose = self.robot_names.setdefault(facts.robot, len(self.robot_names))
+        new.append((number, *kind, self._deal(kind) if self.world > 1 else 0, whose))
         return len(self.episode_numbers) + len(new) - 1
 
     def _deal(self, kind: tuple[int, int]) -> int:

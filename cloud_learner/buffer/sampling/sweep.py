@@ -212,7 +212,7 @@ class Sweep:
         row = int(known.index.row[segment])
         label = float(known.index.label[segment])
         state = VisitState(self.epoch, row, known.watermark, known.newest_version, self.scale, part, parts)
-        state.label = None if math.isnan(label) else label
+        state.label, state.bound = None if math.isnan(label) else label, known.bound(segment)
         return SegmentVisit(state, segment, known, self._key, begun)
 
     # --- what is held ---------------------------------------------------------------------------------------------

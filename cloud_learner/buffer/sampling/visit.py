@@ -35,6 +35,8 @@ class VisitState(msgspec.Struct):
     """the least that the segment was due since, of what it was due then: that part of its draws stays"""
     label: float | None = None
     """of the segment when the visit began, None for nothing"""
+    bound: float = 1.0
+    """`EligibleSteps.bound` of it then"""
 
 
 class SegmentVisit:
@@ -51,7 +53,7 @@ class SegmentVisit:
         index = known.index
         runs = index.runs_of(np.array([segment]))
         label = np.full(len(runs), np.nan if state.label is None else state.label, np.float32)
-        each = known.weights_at(runs, state.watermark, state.newest_version, label) * state.scale
+        each = known.weights_at(runs, state.watermark, state.newest_version, label) * (state.scale * state.bound)
         runs, each = runs[each > 0], each[each > 0]
         count = index.run_count[runs].astype(np.int64)
         ends = np.cumsum(each * count)

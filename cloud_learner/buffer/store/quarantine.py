@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,23 @@ log = logging.getLogger(__name__)
 _SUFFIX = ".quarantine"
 
 
+class QuarantineReason(StrEnum):
+    """Why something is kept apart."""
+
+    invalid = "invalid"
+    """it cannot be stored as it is"""
+    unconfirmed = "unconfirmed"
+    """it says that somebody taught the robot, and nobody but the robot says so"""
+    out_of_range = "out_of_range"
+    """it has values that the robot cannot have"""
+    damaged = "damaged"
+    """a copy of what lies damaged on disk"""
+
+
+OF_CONTENT = (QuarantineReason.unconfirmed, QuarantineReason.out_of_range)
+"""reasons that a person may overrule: the segment itself is whole"""
+
+
 class QuarantineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that lies in quarantine; what stands before the defaults is the first line of its file, as JSON."""
 
@@ -29,6 +48,7 @@ class QuarantineEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     wall_ns: int
     """when it came, nanoseconds since 1970"""
+    reasons: tuple[QuarantineReason, ...]
     id: str = ""
     bytes: int = 0
 
@@ -43,13 +63,20 @@ class Quarantine:
         """Make sure that it can be written. Only for the gateway: removes what a crash left half-written."""
         open_directory(self._directory, "quarantine")
 
-    def put(self, label: str, data: bytes, reason: str, robot: str = "") -> str:
+    def put(
+        self,
+        label: str,
+        data: bytes,
+        reason: str,
+        robot: str = "",
+        reasons: Sequence[QuarantineReason] = (QuarantineReason.invalid,),
+    ) -> str:
         """Keep `data`, once however often it comes; its id. `label` may be anything: the data's hash makes it unique.
 
         Raises `DiskFullError`, `NotWritableError` or `StorageError`.
         """
         name = f"{re.sub(r'[^A-Za-z0-9_=-]', '-', label)[-100:]}-{hashlib.sha256(data).hexdigest()[:12]}"
-        note = msgspec.json.encode(QuarantineEntry(robot, reason, time.time_ns()))
+        note = msgspec.json.encode(QuarantineEntry(robot, reason, time.time_ns(), tuple(reasons)))
         write_durably(self._path(name), note + b"\n" + data, "quarantine")
         return name
 
@@ -63,8 +90,8 @@ class Quarantine:
         known = {entry.id: entry for entry in self.entries()}
         if name not in known:
             raise InvalidDataError(
-                f"there is no {name!r} in {self._directory}.{suggest(name, known)} `vla-fleet buffer quarantine` lists "
-                "what there is."
+                f"there is no {name!r} in {self._directory}.{suggest(name, known)} `vla-fleet quarantine list` "
+                "says what there is."
             )
         with storage_errors("quarantine", self._path(name)):
             return known[name], self._path(name).read_bytes().partition(b"\n")[2]
@@ -106,7 +133,7 @@ class Quarantine:
         try:
             note = msgspec.json.decode(line, type=QuarantineEntry)
         except msgspec.DecodeError as error:
-            note = QuarantineEntry("", f"its first line cannot be read: {error}", 0)
+            note = QuarantineEntry("", f"its first line cannot be read: {error}", 0, (QuarantineReason.invalid,))
         return msgspec.structs.replace(note, id=path.name.removesuffix(_SUFFIX), bytes=size)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -15,15 +16,19 @@ import msgspec
 
 from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps, segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.store.quarantine import OF_CONTENT, QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from cloud_learner.gateway.storage.histories import EpisodeHistories, HistoryPendingError
+from cloud_learner.provenance.provenance import Doubt, Provenance, no_teaching
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
 from wire.messages.gateway import Segment
+from wire.transport.keys import Teaching
 from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
+_EPISODES_TOLD = 1024
 _WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
 _MESSAGE_BYTES, _ITEM_BYTES = 4096, 64
 """what a record may have beyond its arrays and pictures, and for each of them; one that has more has something in it
@@ -70,17 +75,30 @@ class IngestResult(msgspec.Struct, frozen=True):
     """with `retry`: disk, ledger or object store say no to everything, not to this one alone"""
     latency_s: float = 0.0
     """from the recording of its last step until its commit, when it was stored just now"""
+    told: bool = False
+    """the same was said of its episode before"""
 
 
 class Ingest:
     """The one way into the buffer. One per gateway; not for several threads at once."""
 
-    def __init__(self, ledger: Ledger, store: SegmentStore, clock: Clock | None = None) -> None:
-        """`clock`: the gateway's, to which robots' clock offsets lead."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: SegmentStore,
+        clock: Clock | None = None,
+        may_teach: Callable[[str], Collection[Teaching]] = no_teaching,
+    ) -> None:
+        """`clock`: the gateway's, to which robots' clock offsets lead; `may_teach`: as in `Provenance`."""
         self._ledger = ledger
         self._store = store
         self._clock = clock or MonotonicClock()
         self._histories = EpisodeHistories(ledger, store)
+        self._provenance = Provenance(ledger, may_teach)
+        self._doubted: OrderedDict[tuple[str, tuple[QuarantineReason, ...]], None] = OrderedDict()
+        """episodes of which somebody was told that they are not believed, and why, the newest last"""
+        self._overruled: frozenset[QuarantineReason] = frozenset()
+        """what a person has decided of the segment that is taken now"""
 
     def open(self) -> None:
         """Remove what a crash left half-written in the quarantine, and make sure that it can be written."""
@@ -110,8 +128,9 @@ class Ingest:
         results = [result for result in found if result is not None]
         return [self._with_episode(*pair) for pair in zip(segments, results, strict=True)]
 
-    def submit_again(self, name: str, received_ns: int) -> IngestResult:
-        """Take what lies in quarantine under this id as if it came now; it stays there until it is stored.
+    def admit(self, name: str, received_ns: int, author: str) -> IngestResult:
+        """Take what lies in quarantine under this id as if it came now; it stays there until it is stored. `author`, a
+        person, believes it: that is not asked again, and the ledger keeps who said so.
 
         Raises `InvalidDataError` for an unknown id, and for what is no segment that somebody sent; `StorageError` when
         what is stored of its episode cannot be read now.
@@ -125,8 +144,14 @@ class Ingest:
             raise InvalidDataError(f"{name} in quarantine is a {type(segment).__name__}, not a segment.")
         # nobody else is kept waiting here
         self._histories.get(segment.episode.id, wait=True)
-        result = self.accept(entry.robot, segment, received_ns)
+        self._overruled = frozenset(entry.reasons) & frozenset(OF_CONTENT)
+        try:
+            result = self.accept(entry.robot, segment, received_ns)
+        finally:
+            self._overruled = frozenset()
         if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+            detail = f"{segment.id} was admitted by {author or 'somebody'}: {entry.reason}"
+            self._ledger.add_event(self._clock.now_ns(), entry.robot, "quarantine", detail)
             self._store.quarantine.remove(name)
         return result
 
@@ -143,6 +168,11 @@ class Ingest:
             history = self._histories.get(segment.episode.id)
             check_order(segment, history)
             check_frames(segment, spec, history.frames_until(segment.index))
+            doubts = self._provenance.doubts(segment, spec, self._clock.now_ns(), received.offset_ns)
+            if doubts := tuple(doubt for doubt in doubts if doubt.reason not in self._overruled):
+                # what a person has admitted, in another process, is no question any more
+                known = self._ledger.segment(segment.id)
+                return self._set_aside(received, doubts) if known is None else self._compare(received)
             checked = _Checked(at, received, self._record(received, spec))
             # what comes behind it in the batch is checked against it
             history.add(segment)
@@ -225,6 +255,22 @@ class Ingest:
         level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
+
+    def _set_aside(self, received: ReceivedSegment, doubts: tuple[Doubt, ...]) -> IngestResult:
+        """Keep apart what is valid and not believed. Raises `StorageError`."""
+        peer, segment = received.peer, received.segment
+        reasons = (*sorted(self._overruled), *(doubt.reason for doubt in doubts))
+        reason = " Also: ".join(doubt.text for doubt in doubts)
+        data = received.data or codec.encode(segment)
+        name = self._store.quarantine.put(segment.id, data, reason, peer, reasons)
+        known = (segment.episode.id, reasons)
+        told = known in self._doubted
+        self._doubted[known] = None
+        if len(self._doubted) > _EPISODES_TOLD:
+            self._doubted.popitem(last=False)
+        level = logging.DEBUG if told else logging.WARNING
+        log.log(level, "segment %r of robot '%s' is kept apart as %s: %s", segment.id, peer, name, reason)
+        return IngestResult(IngestOutcome.quarantined, f"{', '.join(reasons)}: {segment.id}: {reason}", told=told)
 
     def _compare(self, received: ReceivedSegment) -> IngestResult:
         """One that was stored before, though its history says otherwise: by another gateway, or by a commit whose

@@ -22,7 +22,8 @@ def fake_spec(cameras: int = 1, state_dim: int = 4, size: int = 64) -> RobotSpec
     """A robot of 80 Hz with `cameras` square cameras of 20 Hz and 4 action dimensions."""
     return RobotSpec(
         embodiment="fake",
-        state=tuple(Dimension(f"s{i}", "m", -1.0, 1.0) for i in range(state_dim)),
+        # drawn from a normal distribution
+        state=tuple(Dimension(f"s{i}", "m", -5.0, 5.0) for i in range(state_dim)),
         action=tuple(Dimension(f"a{i}", "m", -1.0, 1.0) for i in range(4)),
         cameras=tuple(CameraSpec(f"camera{i}", size, size, 20.0) for i in range(cameras)),
         control_hz=80.0,

@@ -42,7 +42,7 @@ class Hall:
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
         self.ledger, store = BufferLocation(root, ledger).open_writer()
-        self.ingest = Ingest(self.ledger, store, self.clock)
+        self.ingest = Ingest(self.ledger, store, self.clock, self.server.may_teach)
         self.ingest.open()
         self.view = FleetView(self.clock)
         self.stops = stops(self.clock) if stops is not None else None

@@ -59,7 +59,7 @@ class Hall:
         self.clock = ManualClock(10**9)
         self.server = MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        self.ingest = Ingest(self.ledger, store, self.clock)
+        self.ingest = Ingest(self.ledger, store, self.clock, self.server.may_teach)
         self.ingest.open()
         self.view = FleetView(self.clock)
         self.gateway = Gateway(

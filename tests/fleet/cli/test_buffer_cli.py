@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.gateway.storage.ingest import Ingest
-from fleet.cli import exchange
 from fleet.cli.__main__ import app
+from fleet.cli.stored import exchange
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
-from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
 from wire.types import PolicyVersion
 
@@ -111,37 +110,6 @@ def test_prune_has_bounds_by_task_and_source_and_a_floor(data: Path) -> None:
     assert would(*everything, "--min-episodes", "3") == "1"
     # what people did fills it alone, and the rest goes: that is said
     assert "warning: episodes in which people acted fill" in run("prune", "--data", data, "--max-size", "1k")
-
-
-def test_quarantine_is_listed_shown_and_submitted_again(data: Path) -> None:
-    ledger, store = BufferLocation(data).open_writer()
-    spec = fake_spec(1, size=16, state_dim=3)
-    (segment,) = fake_episode(spec, "q", steps=20)
-    ingest = Ingest(ledger, store)
-    assert ingest.accept("r1", segment, 1).outcome == "quarantined"
-    listed = run("quarantine", "--data", data)
-    assert "r1" in listed and f"robot spec {spec.hash} is unknown" in listed
-    name = listed.split()[0]
-    shown = run("quarantine", "--data", data, "--show", name)
-    assert "state: float32[20, 3]" in shown and f"{name}: " in shown and "frames: {'camera0': " in shown
-    with pytest.raises(InvalidDataError, match="stays in quarantine: robot spec"):
-        run("quarantine", "--data", data, "--submit", name)
-    # its robot says hello
-    ledger.see_robot("r1", spec, "clock", 1)
-    assert f"{name}: stored" in run("quarantine", "--data", data, "--submit", name)
-    assert run("quarantine", "--data", data) == ""
-    row = ledger.segment("q/0")
-    assert row is not None and same_segment(store.read([row.row]).segments[row.row], segment)
-    with pytest.raises(InvalidDataError, match=f"there is no '{name}'"):
-        run("quarantine", "--data", data, "--submit", name)
-    # sent again it is a duplicate; a copy of damaged bytes is no segment
-    assert ingest.accept("r1", segment, 1).outcome == "duplicate"
-    copy = store.quarantine.put("q/0", b"damaged bytes", "its hash is another one")
-    assert "no message" in run("quarantine", "--data", data, "--show", copy)
-    with pytest.raises(InvalidDataError, match="no segment that can be stored"):
-        run("quarantine", "--data", data, "--submit", copy)
-    store.close()
-    ledger.close()
 
 
 def test_lineage_goes_both_ways(data: Path) -> None:

@@ -107,7 +107,7 @@ class House:
         self.address = channel.endpoint
         DataDirectory(self.root).note_gateway(channel.endpoint)
         ledger, store = BufferLocation(self.root).open_writer()
-        ingest = Ingest(ledger, store)
+        ingest = Ingest(ledger, store, may_teach=channel.may_teach)
         ingest.open()
         if ledger.newest_version() is None:
             ledger.commit_version(PolicyVersion(1, "0" * 64, 10, 0, 1, 1, 0), "none")

@@ -67,6 +67,17 @@ def test_all_keys_are_listed_and_one_is_revoked(tmp_path: Path) -> None:
     assert gone.returncode == 1 and "no key of 'robot-9' is filed" in gone.stderr
 
 
+def test_what_a_robot_may_teach_is_said_listed_and_taken_back(tmp_path: Path) -> None:
+    keys(tmp_path, "robot-0", "--teaches", "script", "--teaches", "beside")
+    keys(tmp_path, "token", "robot-7", "--teaches", "demonstrations")
+    rows = {line.split()[0]: line for line in keys(tmp_path, "list").splitlines()}
+    assert " beside,script " in rows["robot-0"] and " demonstrations" in rows["robot-7"] and " - " in rows["gateway"]
+    keys(tmp_path, "robot-0", "--teaches", "none")
+    assert read_record(public_path(tmp_path, "robot-0")).teaches == ()
+    refused = vla_fleet("keys", "x", "--teaches", "scripts", "--keys", str(tmp_path))
+    assert refused.returncode == 1 and "Did you mean 'script'" in refused.stderr
+
+
 def test_a_computer_joins_for_a_robot_that_something_else_starts(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", ["gateway"])
     door = Door(tmp_path / "keys")

@@ -16,7 +16,7 @@ from wire.identity.enrolment import join_fleet
 from wire.identity.join_tokens import TokenRefusal, make_token, open_tokens, read_token, redeem
 from wire.identity.refusals import RefusalReason
 from wire.messages.gateway import Heartbeat
-from wire.transport.keys import load_pair, load_public, make_keys, public_path, read_record, revoke
+from wire.transport.keys import Teaching, load_pair, load_public, make_keys, public_path, read_record, revoke
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import Role
 
@@ -167,6 +167,13 @@ def test_half_a_token_is_told_from_a_whole_one(tmp_path: Path, cut: int) -> None
     assert read_token(f" {token}\n").name == "robot-7"
     with pytest.raises(ConfigError, match="no join token, or not all of it"):
         read_token(token[:cut] if cut else "robot-7")
+
+
+def test_a_token_says_what_the_robot_may_teach(tmp_path: Path) -> None:
+    token = make_token(tmp_path, "robot-7", 60, teaches=(Teaching.beside,))
+    found = redeem(tmp_path, read_token(token).secret, "a" * 40)
+    assert not isinstance(found, TokenRefusal) and found.may_teach == {"beside"}
+    assert read_record(public_path(tmp_path, "robot-7")).teaches == ("beside",)
 
 
 # --- what the gateway does with a secret, without a network -----------------------------------------------------------

@@ -9,6 +9,7 @@ import zmq
 
 from wire.errors import ConfigError
 from wire.transport.keys import (
+    check_teaching,
     default_role,
     load_pair,
     load_public,
@@ -50,6 +51,25 @@ def test_a_role_may_be_said(tmp_path: Path) -> None:
     make_keys(tmp_path, ["console-arm"], Role.edge)
     assert read_record(public_path(tmp_path, "console-arm")).role == "edge"
     assert load_pair(tmp_path, "console-arm").role == "edge"
+
+
+def test_what_a_robot_may_teach_is_in_its_record(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["robot-0", "demonstrator"])
+    make_keys(tmp_path, ["robot-1"], teaches=check_teaching(["demonstrations", "script", "script"]))
+
+    def may_teach(name: str) -> set[str]:
+        return set(read_record(public_path(tmp_path, name)).may_teach)
+
+    assert (may_teach("robot-0"), may_teach("robot-1")) == (set(), {"script", "demonstrations"})
+    assert may_teach("demonstrator") == {"script", "demonstrations"}
+    # Its pair stays; nothing is taken back unasked.
+    before = load_pair(tmp_path, "robot-1")
+    make_keys(tmp_path, ["robot-1"])
+    assert may_teach("robot-1") == {"script", "demonstrations"}
+    make_keys(tmp_path, ["robot-1"], teaches=check_teaching(["none"]))
+    assert may_teach("robot-1") == set() and load_pair(tmp_path, "robot-1") == before
+    with pytest.raises(ConfigError, match=r"--teaches 'scripts': .* Did you mean 'script'"):
+        check_teaching(["scripts"])
 
 
 def test_a_directory_of_bare_keys_goes_on_working(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests import samples
 from wire.errors import ConfigError
 from wire.messages import Message
 from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
-from wire.transport.keys import check_name, load_pair, load_public, make_keys
+from wire.transport.keys import Teaching, check_name, load_pair, load_public, make_keys
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 
@@ -189,3 +189,20 @@ def test_missing_keys_say_how_to_make_them(keys: Path) -> None:
 def test_names_that_are_no_names(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a name"):
         check_name(name)
+
+
+def test_what_a_key_may_teach_changes_while_its_robot_is_connected(keys: Path, server: ZmqServer, connect) -> None:
+    client = connect("robot-0")
+    assert server.may_teach("robot-0") == frozenset()
+    assert exchange(server, client, Heartbeat(1)) is not None
+    assert server.may_teach("robot-0") == frozenset()
+    make_keys(keys, ["robot-0"], teaches=[Teaching.script])
+    deadline = time.monotonic() + 60
+    while server.may_teach("robot-0") != {"script"} and time.monotonic() < deadline:
+        # Nothing has to come for it; what came before is judged by it, too.
+        wait_any([server, client], 0.02)
+        server.recv()
+    assert server.may_teach("robot-0") == {"script"} and server.may_teach("robot-1") == frozenset()
+    # Its connection was cut, and what was on the way with it; it comes back by itself.
+    assert any(exchange(server, client, Heartbeat(2), 2.0) is not None for _ in range(30))
+    assert server.may_teach("robot-0@2") == {"script"}

@@ -137,7 +137,7 @@ def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
     with ledger.writing() as connection:
         connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 5: install the newer"):
+        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 6: install the newer"):
             Ledger.open(ledger_place, read_only=read_only)
     with ledger.writing() as connection:
         connection.execute(sa.text("DROP TABLE meta"))

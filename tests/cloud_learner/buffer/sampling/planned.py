@@ -28,10 +28,10 @@ class Book:
         self._pruned: set[int] = set()
         self._damaged: set[int] = set()
 
-    def episode(self, task: str = "a", source: str = "online") -> int:
+    def episode(self, task: str = "a", source: str = "online", robot: str = "robot") -> int:
         """A new episode's number."""
         number = len(self._facts) + 1
-        self._facts[number] = EpisodeFacts(f"episode-{number}", "robot", task, source, number)
+        self._facts[number] = EpisodeFacts(f"episode-{number}", robot, task, source, number)
         self._next[number] = (0, 0)
         return number
 

@@ -24,6 +24,7 @@ from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
+from tests import samples
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 KILLS = 60
@@ -72,7 +73,7 @@ def _write(root, out, seed):
     chance = random.Random(seed)
     ledger, store = BufferLocation(root).open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
-    ingest = Ingest(ledger, store)
+    ingest = Ingest(ledger, store, may_teach=samples.all_teach)
     ingest.open()
     # what was committed last comes again, as after an acknowledgement that was lost
     newest = ledger.episodes(limit=1)

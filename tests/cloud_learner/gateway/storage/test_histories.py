@@ -9,6 +9,7 @@ import pytest
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
+from tests import samples
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire import codec
 from wire.clock import ManualClock
@@ -34,7 +35,7 @@ class Storage:
         self.start()
 
     def start(self):
-        self.ingest = Ingest(self.ledger, self.store, ManualClock(10**12))
+        self.ingest = Ingest(self.ledger, self.store, ManualClock(10**12), samples.all_teach)
         self.ingest.open()
 
     def read(self, rows):
@@ -144,4 +145,4 @@ def test_what_is_submitted_by_hand_waits_for_the_store(storage):
     third = EPISODES[0][2]
     name = storage.store.quarantine.put(third.id, codec.encode(third), "a reason", "r1")
     storage.answers.set()
-    assert storage.ingest.submit_again(name, 1).outcome == "stored"
+    assert storage.ingest.admit(name, 1, "anna").outcome == "stored"

@@ -8,6 +8,7 @@ import pytest
 from cloud_learner.buffer.check import MAX_EPISODE_STEPS
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
+from tests import samples
 from tests.cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.clock import ManualClock
@@ -28,7 +29,7 @@ class Gateway:
 
     def start(self):
         self.ledger, self.store = BufferLocation(self.root).open_writer()
-        self.ingest = Ingest(self.ledger, self.store, self.clock)
+        self.ingest = Ingest(self.ledger, self.store, self.clock, samples.all_teach)
         self.ingest.open()
 
     def accept(self, segment, peer="r1"):

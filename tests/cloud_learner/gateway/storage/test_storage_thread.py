@@ -15,6 +15,7 @@ from cloud_learner.gateway.storage import storage_thread
 from cloud_learner.gateway.storage.credit import ONE_AT_A_TIME, QUEUE_BYTES, credit_bytes
 from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome
 from cloud_learner.gateway.storage.storage_thread import SegmentAnswer, StorageThread
+from tests import samples
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire import codec
 from wire.clock import ManualClock
@@ -30,7 +31,7 @@ class Desk:
     def __init__(self, root: Path) -> None:
         self.ledger, self.store = BufferLocation(root).open_writer()
         self.ledger.see_robot("r1", SPEC, "clock", 1)
-        self.ingest = Ingest(self.ledger, self.store, ManualClock(10**12))
+        self.ingest = Ingest(self.ledger, self.store, ManualClock(10**12), samples.all_teach)
         self.ingest.open()
         self.answers: list[SegmentAnswer] = []
         self.faults: list[str] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli.buffer import DATA, Data, HeldOut, Snapshot, Validation, pairs, to_float
+from fleet.cli.stored.buffer import DATA, Data, HeldOut, Snapshot, Validation, pairs, to_float
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import Config
 from wire.errors import ConfigError

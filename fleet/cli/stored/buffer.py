@@ -14,7 +14,7 @@ import typer
 from fleet.cli.options import AsJson, echo_json
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import unset
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 
 app = typer.Typer(
     name="buffer",
@@ -119,33 +119,6 @@ def compact(data: Data = DATA) -> None:
     with DataDirectory(data).open_buffer(write=True) as (_ledger, store):
         done = upkeep.compact(store, time.monotonic_ns())
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
-
-
-@app.command()
-def quarantine(
-    data: Data = DATA,
-    show: Annotated[str, typer.Option(metavar="ID", help="Say what is in it.")] = "",
-    submit: Annotated[
-        str, typer.Option(metavar="ID", help="Submit it again, such as after its robot's spec became known.")
-    ] = "",
-) -> None:
-    """List what was refused as invalid or found damaged, the oldest first: id, robot, age, size and reason."""
-    from cloud_learner.buffer.store.quarantine import describe
-    from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome
-
-    with DataDirectory(data).open_buffer(write=bool(submit)) as (ledger, store):
-        if show:
-            typer.echo(describe(*store.quarantine.read(show)))
-        elif submit:
-            result = Ingest(ledger, store).submit_again(submit, time.monotonic_ns())
-            if result.outcome not in (IngestOutcome.stored, IngestOutcome.duplicate):
-                raise InvalidDataError(f"{submit} stays in quarantine: {result.reason}")
-            typer.echo(f"{submit}: {result.outcome}; it is no longer in quarantine.")
-        else:
-            for entry in store.quarantine.entries():
-                age_h = (time.time_ns() - entry.wall_ns) / 3600e9
-                size = f"{age_h:8.1f} h {entry.bytes / 1e6:9.3f} MB"
-                typer.echo(f"{entry.id:50} {entry.robot or '-':14} {size}  {entry.reason}")
 
 
 @app.command()
