@@ -177,7 +177,8 @@ def proposed_limits(spec: RobotSpec, limits: SafetyLimits | None = None) -> Safe
     given = replace(given, velocity=velocity)
     usual = {name: _rounded(v / _SPEED_UP_S) for name, v in velocity.items()}
     given = replace(given, acceleration=usual | _meant(spec, given, "acceleration"))
-    given = replace(given, **{kind: _meant(spec, given, kind) for kind in ("stop_deceleration", "jerk")})
+    stop, jerk = _meant(spec, given, "stop_deceleration"), _meant(spec, given, "jerk")
+    given = replace(given, stop_deceleration=stop, jerk=jerk)
     efforts = [d for d in spec.action if d.name in unmeasured(spec, given) and d.unit in EFFORTS]
     nothing = {d.name: min(max(0.0, d.low), d.high) for d in efforts}
     return replace(given, rest=nothing | dict(given.rest))

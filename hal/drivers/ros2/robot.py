@@ -50,6 +50,11 @@ class Ros2Robot:
         self._stop_answered = threading.Event()
         self._stop_answered.set()
         self.real = not config.simulated
+        states = {d.name: at for at, d in enumerate(self.spec.state)}
+        absolute = [d.name for d in self.spec.action if d.meaning is CommandType.absolute]
+        self._places = {name: states[name] for name in absolute if name in states}
+        """the state dimension that measures it, by the name of an absolute action dimension"""
+        self.returns_by_steps = len(self._places) == len(absolute)
         if config.stop:
             # Only then: whoever finds this method takes the robot for stopped by it.
             self.stop_motion = self._ask_to_stop
@@ -170,7 +175,7 @@ class Ros2Robot:
         comes in time, or when nobody listens or nothing moves: what is driven by velocity is then told to stop.
         """
         synchronizer = require_scene(self._who, "write", self._synchronizer if self.task else None)
-        limited = self._commander.fit(limit_action(self.spec, action))
+        limited = self._commander.fit(self._bounded(synchronizer, action))
         self._commander.require_controllers(self._measured(synchronizer), self._now_ns())
         sent, executed = self._integrate(synchronizer, limited)
         self._sent = limited
@@ -233,6 +238,18 @@ class Ros2Robot:
         if future.exception() is not None or not future.result().success:
             why = future.exception() or future.result().message or "no reason given"
             log.warning("%s: it was asked to stop and did not: %s", self._who, why)
+
+    def _bounded(self, synchronizer: MessageSynchronizer, action: np.ndarray) -> np.ndarray:
+        """float32[da]: `action` within the limits of the spec, or on the way back to them from where it is measured."""
+        within = limit_action(self.spec, action)
+        beyond = [i for i in np.flatnonzero(within != action) if self.spec.action[i].name in self._places]
+        if not beyond:
+            return within
+        measured = self._require_measured(synchronizer)
+        for i in beyond:
+            ends = sorted((within[i], measured[self._places[self.spec.action[i].name]]))
+            within[i] = min(max(action[i], ends[0]), ends[1])
+        return within
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
