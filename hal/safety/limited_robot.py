@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -65,7 +64,7 @@ class LimitedRobot:
         self._limiter = SafetyLimiter(robot.spec, self._limits, self._reach)
         self._limiter.slow(self._latch.state.speed_limit)
         self._absolute = np.array([d.meaning is CommandType.absolute for d in robot.spec.action], bool)
-        self._guessed = unmeasured(robot.spec, replace(self._limits, rest={}))
+        self._guessed = unmeasured(robot.spec, SafetyLimits(moves=self._limits.moves))
         """absolute dimensions that nobody measures, whatever is said of them"""
         places = {d.name for d in robot.spec.action if d.unit not in EFFORTS} if is_real(robot) else set()
         self._unknown = [name for name in self._guessed if name in places or name not in self._limits.rest]
@@ -299,10 +298,10 @@ class LimitedRobot:
         return within
 
     def _write(self, action: np.ndarray, before: np.ndarray) -> Feedback:
+        self._told = True
         # Also before the driver answers: a call that blocks may have done what it was told.
         self.coasting = self._coasts(action) or self._coasts(before)
         self.on_write()
-        self._told = True
         done = self.robot.write(action)
         # A driver may use its array again. It is noted whatever else is wrong with the answer.
         self.executed = validate_executed(self.spec, done).copy()

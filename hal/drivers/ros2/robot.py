@@ -223,7 +223,6 @@ class Ros2Robot:
                     values[index] = known.get(dimension.name, np.nan)
             if unknown := [d.name for d, value in zip(self.spec.action, values, strict=True) if np.isnan(value)]:
                 raise RobotError(f"{self._who}: nobody measures {', '.join(unknown)}, so it cannot be told to stand.")
-            values = limit_action(self.spec, values)
         self._commander.stop_velocities(values, self._next_stamp())
 
     def _ask_to_stop(self) -> None:
@@ -303,7 +302,8 @@ class Ros2Robot:
             if dimension.meaning is CommandType.absolute and dimension.name in states:
                 value = measured[states.index(dimension.name)]
                 held[index] = value if np.isfinite(value) else held[index]
-        return limit_action(self.spec, held)
+        # Also outside its limits: closing brings nothing back.
+        return held
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
         answer = service.call(timeout_s)
