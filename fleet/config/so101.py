@@ -9,7 +9,8 @@ from fleet.config.recipe import Recipe
 
 # A servo turns at 270 deg/s (12 V) to 310 deg/s (7.4 V) without load, by its data sheet (0.22 and 0.19 s for 60 deg).
 # A third of that is a fast person's pace, and leaves torque for gravity and load. It is reached in a quarter of a
-# second; an emergency stop brakes twice as hard.
+# second. An emergency stop has each servo stay where it is measured, which it does as hard as it can; twice the
+# deceleration is for when its bus does not take that and the host brakes instead.
 _DEG_S, _DEG_S2, _STOP_DEG_S2 = 90.0, 360.0, 720.0
 # The gripper opens by 110 degrees from 0 to 100.
 _GRIPPER = 100 / 110

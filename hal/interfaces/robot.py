@@ -79,7 +79,7 @@ class Robot(Protocol):
         ...
 
     def write(self, action: np.ndarray) -> Feedback:
-        """Execute `action`, float32[da] within the spec's limits, for one control period."""
+        """Execute `action`, float32[da] within the spec's limits, for one control period; see `returns_by_steps`."""
         ...
 
     def close(self) -> None:
@@ -257,6 +257,23 @@ def request_previews(robot: Robot, wanted: bool) -> None:
 def is_real(robot: Robot) -> bool:
     """Whether it can hurt somebody: a driver says so by an attribute `real`, without one it is a simulator."""
     return bool(getattr(robot, "real", False))
+
+
+def reach(robot: Robot) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), float32[da]: what this very robot can be told. A driver whose calibration or motors narrow its spec
+    says so by an attribute `reach`, so that the robot brakes before those ends; without one it is the spec's.
+    """
+    low, high = robot.spec.action_low(), robot.spec.action_high()
+    own = getattr(robot, "reach", None)
+    return (low, high) if own is None else (np.maximum(low, own[0]), np.minimum(high, own[1]))
+
+
+def returns_by_steps(robot: Robot) -> bool:
+    """Whether `write` takes what lies between an absolute dimension that is measured outside its reach and its reach,
+    so that the robot comes back within its limits; a driver says so by an attribute `returns_by_steps`. Without one
+    what it is told is clipped, by it or by its motors, and the way back would be one jump.
+    """
+    return bool(getattr(robot, "returns_by_steps", False))
 
 
 def is_stoppable(robot: Robot) -> bool:

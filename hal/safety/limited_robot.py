@@ -17,16 +17,18 @@ from hal.interfaces.robot import (
     Robot,
     is_real,
     is_stoppable,
+    reach,
     request_previews,
+    returns_by_steps,
     stop_motion,
     stop_velocities,
     validate_executed,
 )
-from hal.safety.limiter import SafetyLimiter, hold_action
+from hal.safety.limiter import SafetyLimiter
 from hal.safety.limits import SafetyLimits, slowed
-from hal.safety.rest import rest_action, unmeasured
+from hal.safety.rest import EFFORTS, standing_action, unmeasured
 from hal.safety.stop_latch import StopLatch, check_speed_limit
-from wire.errors import FleetError, RobotError, RobotMovingError, RobotStoppedError
+from wire.errors import RobotError, RobotMovingError, RobotStoppedError
 from wire.stop_state import StopState
 from wire.types import CommandType, Observation
 
@@ -44,7 +46,8 @@ class LimitedRobot:
         """
         self.robot, self.spec = robot, robot.spec
         self.executed: np.ndarray | None = None
-        """float32[da]: at the last command of this scene, None before the first"""
+        """float32[da]: at the last command of this scene, None before the first; where it stands once its driver has
+        stopped it and it was measured"""
         self._latch, self.connected = latch or StopLatch(), False
         self.under_way = 0
         """number of the call that its driver is at, of those that may move it; 0 for none"""
@@ -60,11 +63,21 @@ class LimitedRobot:
         """whether it moves on until it is told otherwise, by what the driver was told last: a velocity that is not 0"""
         self._velocities = [i for i, d in enumerate(robot.spec.action) if d.meaning is CommandType.velocity]
         self._halted = False
-        """what the limits know of its speed is over, for the driver has stopped it by itself"""
+        """its driver has stopped it by itself and it was not measured since: neither its speed nor its targets hold"""
+        self._unread = ""
+        """why it could not be measured then"""
         self._limits = limits or SafetyLimits()
-        self._limiter = SafetyLimiter(robot.spec, self._limits)
+        self._reach = reach(robot)
+        self._limiter = SafetyLimiter(robot.spec, self._limits, self._reach)
         self._limiter.slow(self._latch.state.speed_limit)
-        self._unmeasured = unmeasured(robot.spec, self._limits)
+        self._absolute = np.array([d.meaning is CommandType.absolute for d in robot.spec.action], bool)
+        self._guessed = unmeasured(robot.spec, SafetyLimits(moves=self._limits.moves))
+        """absolute dimensions that nobody measures, whatever is said of them"""
+        places = {d.name for d in robot.spec.action if d.unit not in EFFORTS} if is_real(robot) else set()
+        self._unknown = [name for name in self._guessed if name in places or name not in self._limits.rest]
+        """those of them that must not be commanded before somebody asks for something; a simulator may be set"""
+        self._told = False
+        """whether it was commanded anything since it was measured where it stands"""
         self._state: np.ndarray | None = None
 
     @property
@@ -122,9 +135,12 @@ class LimitedRobot:
     def write(self, action: np.ndarray) -> Feedback:
         """Execute what comes nearest to `action`, float32[da], within all limits; hold while somebody stops the robot.
 
-        Raises `InvalidDataError` for what is no action, and what the driver raises.
+        Raises `InvalidDataError` for what is no action, `RobotError` while a joint stands where no small step leads
+        back from, and what the driver raises, also when it must be read first.
         """
         before = self._before()
+        if self._stands:
+            before = self._first(before)
         self._limiter.slow(self._latch.state.speed_limit)
         limited = self._limiter.limit(action, before, self._state)
         return self.hold() if not self._latch.state.free else self._write(limited, before)
@@ -132,13 +148,26 @@ class LimitedRobot:
     def hold(self) -> Feedback:
         """One period of coming to hold, as hard as acceleration allows, or a stop. Raises what the driver raises.
 
-        A robot that was commanded nothing in this scene is left alone if nobody measures where its targets are: no
-        number would hold it.
+        A robot that stands, because it was commanded nothing in this scene or its driver has stopped it, is left alone
+        where no number would keep it there: nobody measures where it is, or it is outside what it can be told.
         """
-        before, state = self._before(), self._latch.state
+        state = self._latch.state
+        try:
+            before = self._before()
+        except Exception as error:
+            if self.executed is None:
+                raise
+            if str(error) != self._unread:
+                log.warning("robot '%s' is commanded nothing until it is measured: %s", self.spec.embodiment, error)
+            self._unread = str(error)
+            return Feedback(self.executed, stop=_said(state))
         self._limiter.slow(state.speed_limit)
-        if self.executed is None and self._unmeasured:
+        if self.executed is None and self._unknown:
             return Feedback(before, stop=_said(state))
+        if self._stands and self._outside(before).any():
+            if is_real(self.robot):
+                return Feedback(before, stop=_said(state))
+            before = self._first(before)
         return self._write(self._limiter.brake(before, self._state, bool(state.stops)), before)
 
     def stop_state(self) -> StopState:
@@ -175,11 +204,10 @@ class LimitedRobot:
         try:
             if stop_velocities(self.robot):
                 return
-            if self._unmeasured:
-                raise RobotError(f"nobody measures {', '.join(self._unmeasured)}")
-            absolute = any(d.meaning is CommandType.absolute for d in self.spec.action)
-            state = self.robot.read().state if absolute else np.zeros(self.spec.state_dim, np.float32)
-            self.robot.write(rest_action(self.spec, state, self._limits))
+            if unknown := unmeasured(self.spec, self._limits):
+                raise RobotError(f"nobody measures {', '.join(unknown)}")
+            state = self.robot.read().state if self._absolute.any() else np.zeros(self.spec.state_dim, np.float32)
+            self.robot.write(self._first(standing_action(self.spec, state, self._limits)))
         except Exception as error:
             text = (
                 f"robot '{self.spec.embodiment}' may be moving since before it was connected and could not be told to "
@@ -230,7 +258,8 @@ class LimitedRobot:
 
     def _forget(self) -> None:
         self.executed = self._state = None
-        self.coasting = self._halted = False
+        self.coasting = self._halted = self._told = False
+        self._unread = ""
         self._limiter.reset()
 
     def _require_free(self, what: str) -> None:
@@ -241,29 +270,59 @@ class LimitedRobot:
         raise RobotStoppedError(f"robot '{self.spec.embodiment}' {what}: it was stopped {who}.")
 
     def _before(self) -> np.ndarray:
-        """float32[da]: what the robot executes now."""
+        """float32[da]: what the robot executes now, or where it stands. Raises what reading it raises."""
         if self._halted:
             self._halted = False
             self._limiter.reset()
-            if self.executed is not None:
-                self.executed = self._where_it_stands(self.executed)
+            try:
+                self._measure_again()
+            except BaseException:
+                self._halted = True
+                raise
         if self.executed is not None:
             return self.executed
         state = self._state if self._state is not None else self.read().state
-        return rest_action(self.spec, state, self._limits)
+        return standing_action(self.spec, state, self._limits)
 
-    def _where_it_stands(self, executed: np.ndarray) -> np.ndarray:
-        """float32[da]: what keeps it where its driver has stopped it: the old targets would take it on."""
-        stays = hold_action(self.spec, executed)
-        try:
-            measured = rest_action(self.spec, self.read().state, self._limits)
-        except FleetError as error:
-            log.warning("robot '%s' keeps its last targets, it was not measured: %s", self.spec.embodiment, error)
-            return stays
-        unknown = [d.name in self._unmeasured for d in self.spec.action]
-        return np.where(unknown, stays, measured).astype(np.float32)
+    def _measure_again(self) -> None:
+        """Its driver has stopped it: note where it stands now, for its old targets would take it on."""
+        state = self.read().state if self._absolute.any() else np.zeros(self.spec.state_dim, np.float32)
+        stands = standing_action(self.spec, state, self._limits)
+        if self.executed is not None:
+            guessed = [d.name in self._guessed for d in self.spec.action]
+            self.executed = np.where(guessed, self.executed, stands)
+            self._told, self._unread = False, ""
+
+    @property
+    def _stands(self) -> bool:
+        """Whether it was commanded nothing since it was measured."""
+        return self.executed is None or not self._told
+
+    def _outside(self, at: np.ndarray) -> np.ndarray:
+        """bool[da]: the absolute dimensions that are not where they can be told to go."""
+        low, high = self._reach
+        return self._absolute & ((at < low) | (at > high))
+
+    def _first(self, at: np.ndarray) -> np.ndarray:
+        """float32[da]: where the first command begins after the robot stood at `at`. Raises `RobotError` for a real
+        one that would get back to where it can be told to go by a jump.
+        """
+        if returns_by_steps(self.robot) or not (outside := self._outside(at)).any():
+            return at
+        within = np.where(self._absolute, np.clip(at, *self._reach), at)
+        for i in np.flatnonzero(outside) if is_real(self.robot) else ():
+            dimension, (low, high) = self.spec.action[i], (float(each[i]) for each in self._reach)
+            step = self._limits.velocity.get(dimension.name, np.inf) * self.spec.period_ns / 1e9
+            if abs(at[i] - within[i]) > step:
+                raise RobotError(
+                    f"robot '{self.spec.embodiment}' is not moved: '{dimension.name}' is measured at {at[i]:.4g} "
+                    f"{dimension.unit}, outside {low:.4g} to {high:.4g}, and would come back by a jump. Bring it back "
+                    "by hand with its power off, or calibrate it anew."
+                )
+        return within
 
     def _write(self, action: np.ndarray, before: np.ndarray) -> Feedback:
+        self._told = True
         # Also before the driver answers: a call that blocks may have done what it was told.
         self.coasting = self._coasts(action) or self._coasts(before)
         self.on_write()

@@ -20,7 +20,11 @@ p (n v - c n (n - 1) / 2), so that
 
     v <= D / (p n) + c (n - 1) / 2,    n = ceil((sqrt(1 + 8 D / (p c)) - 1) / 2).
 
-Where limits contradict each other (the robot was pushed, or measures late) bounds and walls win over acceleration, and
+An absolute target is approached so too, with the speed at which it moves by itself on top (`approached`): one that
+stands is not passed, and one that moves within the limits is followed without lag.
+
+A robot that is measured outside its bounds is there: it holds there, and comes back in like any other motion. Where
+limits contradict each other (the robot was pushed, or measures late) bounds and walls win over acceleration, and
 acceleration over velocity. Standing still is always among what is allowed, as soon as the robot has braked.
 """
 
@@ -122,11 +126,13 @@ class SafetyLimiter:
     `action = safety.limit(wanted, executed, state); done = robot.write(action).executed; safety.note(done, executed)`.
     """
 
-    def __init__(self, spec: RobotSpec, limits: SafetyLimits) -> None:
-        """Raises `ConfigError` as `compile_limits`."""
-        self.compiled = self._allowed = compile_limits(spec, limits)
+    def __init__(
+        self, spec: RobotSpec, limits: SafetyLimits, reach: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        """`reach` and what is raised: as `compile_limits`."""
+        self.compiled = self._allowed = compile_limits(spec, limits, reach)
         harder = {**limits.acceleration, **limits.stop_deceleration}
-        self._stopping = compile_limits(spec, replace(limits, acceleration=harder))
+        self._stopping = compile_limits(spec, replace(limits, acceleration=harder), reach)
         self._share, self._soft = 1.0, bool(limits.jerk)
         self.reset()
 
@@ -142,6 +148,7 @@ class SafetyLimiter:
         self._speeds = [0.0] * self.compiled.spec.action_dim
         self._changes = self._speeds
         """of the speeds, in the last period"""
+        self._aims: Aims | None = None
 
     def limit(self, action: np.ndarray, executed: np.ndarray, state: np.ndarray | None = None) -> np.ndarray:
         """float32[da]: what comes nearest to `action` within all limits, as a new array.
@@ -150,7 +157,9 @@ class SafetyLimiter:
         velocity dimensions. Where it is not known (no state, NaN) such a dimension brakes. Raises `InvalidDataError`
         for an action that is no number or has another shape.
         """
-        return self._limited(limit_numbers(self.compiled.spec, action), executed, state, self._allowed)
+        wanted = limit_numbers(self.compiled.spec, action)
+        shaped, self._aims = approached(self._allowed, wanted, executed.tolist(), self._aims)
+        return self._limited(shaped, executed, state, self._allowed)
 
     def brake(self, executed: np.ndarray, state: np.ndarray | None = None, stop: bool = False) -> np.ndarray:
         """float32[da]: one period of coming to hold, as hard as acceleration allows; at once where it is not limited.
@@ -159,7 +168,10 @@ class SafetyLimiter:
 
         Raises `InvalidDataError` when `executed`, float32[da], what the robot did last, is no action of it.
         """
-        wanted = hold_numbers(self.compiled.spec, executed)
+        held, self._aims = hold_numbers(self.compiled.spec, executed), None
+        # One that is outside its bounds stays there.
+        pairs = zip(self.compiled.axes, executed.tolist(), held, strict=True)
+        wanted = [at if axis.absolute else rest for axis, at, rest in pairs]
         if self._soft:
             wanted = softened(self._stopping if stop else self._allowed, wanted, self._speeds, self._changes)
         return self._limited(wanted, executed, state, self._stopping if stop else self._allowed)
@@ -188,6 +200,44 @@ def speeds_of(compiled: CompiledLimits, action: Sequence[float], executed: Seque
     return [(now - before if axis.absolute else now) / axis.scale for axis, now, before in pairs]
 
 
+class Aims(NamedTuple):
+    """What was wanted of each dimension last, and how fast that moved in that period and in the one before."""
+
+    wanted: Sequence[float]
+    rates: Sequence[float]
+    before: Sequence[float]
+
+
+def approached(
+    compiled: CompiledLimits, wanted: list[float], executed: Sequence[float], aims: Aims | None
+) -> tuple[list[float], Aims]:
+    """Instead of `wanted`, of `limit_numbers`: what leads absolute dimensions there without going past it, and the
+    `Aims` for the next period; None for the first, which comes after standing or holding.
+
+    The speed that can still be braked on the way that is left is a speed towards the target, so what the target moves
+    by itself comes on top. A single jump of it is no motion, and neither is a single period in which it stands: what
+    counts is the slower of its speed now and the faster of the two before.
+    """
+    nothing = [0.0] * len(wanted)
+    last = aims or Aims(executed, nothing, nothing)
+    shaped, rates = list(wanted), [0.0] * len(wanted)
+    for i, axis in enumerate(compiled.axes):
+        if not axis.absolute:
+            continue
+        rates[i] = rate = (wanted[i] - last.wanted[i]) / axis.scale
+        asked = (wanted[i] - executed[i]) / axis.scale
+        # What one period can brake gets there and stops.
+        if abs(asked) > axis.braking:
+            way = math.copysign(1.0, asked)
+            own = min(way * rate, max(way * last.rates[i], way * last.before[i]), axis.fastest, abs(asked))
+            own = max(own, 0.0)
+            closing = abs(asked) - own
+            if closing > axis.change:
+                speed = own + stoppable(closing * axis.scale, axis.braking, compiled.period_s)
+                shaped[i] = float(np.float32(executed[i] + way * speed * axis.scale))
+    return shaped, Aims(wanted, rates, last.rates)
+
+
 def softened(
     compiled: CompiledLimits, held: list[float], speeds: Sequence[float], changes: Sequence[float]
 ) -> list[float]:
@@ -203,7 +253,7 @@ def softened(
         if speed and math.isfinite(axis.jerk):
             way = math.copysign(1.0, speed)
             so_far = max(0.0, -way * change)
-            braking = min(so_far + axis.jerk, axis.braking, _stoppable(abs(speed), axis.jerk, 1.0))
+            braking = min(so_far + axis.jerk, axis.braking, stoppable(abs(speed), axis.jerk, 1.0))
             braking = max(braking, so_far - axis.jerk)
             wanted[i] += way * max(0.0, abs(speed) - braking) * axis.scale
     return wanted
@@ -216,7 +266,9 @@ def limited_numbers(
     speeds: Sequence[float],
     measured: Sequence[float] | None,
 ) -> list[float]:
-    """`SafetyLimiter.limit` as plain numbers that float32 has; `wanted`: of `limit_numbers` or `hold_numbers`."""
+    """The limits of velocity, acceleration and workspace as plain numbers that float32 has; `wanted`: of `approached`,
+    `limit_numbers` or `hold_numbers`.
+    """
     chosen, period_s = [], compiled.period_s
     for i, axis in enumerate(compiled.axes):
         target, speed, origin, down, up = wanted[i], speeds[i], 0.0, math.inf, math.inf
@@ -238,7 +290,15 @@ def limited_numbers(
         ):
             target = _nearest_allowed(axis, target, origin, speed, down, up, period_s)
         chosen.append(target)
-    return chosen if chosen == wanted else within_bounds(compiled.spec, chosen)
+    if chosen == wanted:
+        return chosen
+    bounded = within_bounds(compiled.spec, chosen)
+    for i, axis in enumerate(compiled.axes):
+        if axis.absolute and bounded[i] != chosen[i]:
+            # On its way back in from `executed`, and no farther out than that.
+            way = sorted((bounded[i], executed[i]))
+            bounded[i] = min(max(chosen[i], way[0]), way[1])
+    return bounded
 
 
 def _nearest_allowed(
@@ -249,7 +309,7 @@ def _nearest_allowed(
     `origin`: where speed 0 leads; `down` and `up`: the way left, in action units, inf without a bound.
     """
     least, most = speed - axis.change, speed + axis.change
-    back, forth = -_stoppable(down, axis.braking, period_s), _stoppable(up, axis.braking, period_s)
+    back, forth = -stoppable(down, axis.braking, period_s), stoppable(up, axis.braking, period_s)
     slowest = min(max(min(max(axis.slowest, least), most), back), forth)
     fastest = min(max(min(max(axis.fastest, least), most), back), forth)
     low, high = origin + slowest * axis.scale, origin + fastest * axis.scale
@@ -278,7 +338,7 @@ def _ways_left(walls: tuple[WorkspaceLimit, ...], measured: Sequence[float] | No
     return down, up, known
 
 
-def _stoppable(distance: float, braking: float, period_s: float) -> float:
+def stoppable(distance: float, braking: float, period_s: float) -> float:
     """The highest speed from which the robot can stop within `distance`; the module says how. inf where either is."""
     if not math.isfinite(distance):
         return math.inf

@@ -22,18 +22,20 @@ class SafetyLimits:
     acceleration: Mapping[str, float] = field(default_factory=dict)
     """by action dimension: units per second squared, above 0"""
     stop_deceleration: Mapping[str, float] = field(default_factory=dict)
-    """by action dimension: how hard an emergency stop brakes, no less than `acceleration`, which it is where not named
+    """by action dimension: how hard an emergency stop brakes what the driver has no way of its own to stop
+    (`StoppableRobot`), no less than `acceleration`, which it is where not named
     """
     jerk: Mapping[str, float] = field(default_factory=dict)
     """by absolute action dimension whose acceleration is limited: units per second cubed, by which the deceleration of
-    a hold or stop builds up and fades; braking from v with a takes up to v a / (2 jerk) more way, and a near bound wins
+    a hold, or of a stop that is not the driver's own, builds up and fades; braking from v with a takes up to
+    v a / (2 jerk) more way, and a near bound wins
     """
     workspace: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """by state dimension: where the robot may be, in the state's unit"""
     moves: tuple[ActionStateMapping, ...] = ()
     """which action dimension moves which state dimension; those of one name belong together"""
     rest: Mapping[str, float] = field(default_factory=dict)
-    """by absolute action dimension that nobody measures, such as an effort: what to command before anything was"""
+    """by absolute action dimension that nobody measures, such as an effort: where its first command begins"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,13 @@ def slowed(compiled: CompiledLimits, share: float) -> CompiledLimits:
     return replace(compiled, axes=tuple(axes))
 
 
-def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
-    """Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to."""
+def compile_limits(
+    spec: RobotSpec, limits: SafetyLimits, reach: tuple[np.ndarray, np.ndarray] | None = None
+) -> CompiledLimits:
+    """`reach`: (low, high), float32[da], of what this very robot can be told, as `hal.interfaces.robot.reach`.
+
+    Raises `ConfigError` for a name the spec has not, a limit that is not positive, or a wall nothing moves to.
+    """
     what = f"safety of '{spec.embodiment}'"
     actions, states = [d.name for d in spec.action], [d.name for d in spec.state]
     tables = ("velocity", limits.velocity), ("acceleration", limits.acceleration)
@@ -131,7 +138,7 @@ def compile_limits(spec: RobotSpec, limits: SafetyLimits) -> CompiledLimits:
     absolute = np.array([d.meaning is CommandType.absolute for d in spec.action], bool)
     scale = np.array([1.0 if d.meaning is CommandType.velocity else period_s for d in spec.action])
     velocity = np.array([limits.velocity.get(name, np.inf) for name in actions], float)
-    bound_low, bound_high = spec.action_low().astype(float), spec.action_high().astype(float)
+    bound_low, bound_high = (each.astype(float) for each in reach or (spec.action_low(), spec.action_high()))
     low, high = np.where(absolute, bound_low, -np.inf), np.where(absolute, bound_high, np.inf)
     grain = _grain(np.maximum(np.abs(bound_low), np.abs(bound_high))) / scale
     walls = []

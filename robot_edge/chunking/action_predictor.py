@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hal.interfaces.dynamics import DynamicsModel
-from hal.safety.limiter import hold_numbers, limit_numbers, limited_numbers, speeds_of
+from hal.safety.limiter import Aims, approached, hold_numbers, limit_numbers, limited_numbers, speeds_of
 from hal.safety.limits import SafetyLimits, compile_limits
 from wire.types import CommandType, RobotSpec
 
@@ -49,6 +49,8 @@ class ActionPredictor:
         """rows of it that are filled"""
         self._chosen: tuple[int, np.ndarray | None, np.ndarray] | None = None
         self._drift = [0.0] * self._spec.action_dim
+        self._aims: Aims | None = None
+        """where the limiter has the robot go"""
         self.last_action_was_ours = True
         """whether what was executed last is what was chosen"""
 
@@ -78,6 +80,9 @@ class ActionPredictor:
         chosen = self._chosen if self._chosen is not None and self._chosen[0] == tick else None
         # A scheduler that was not even asked at that tick: somebody else was in control.
         self.last_action_was_ours = chosen is not None and self._as_chosen(executed, chosen[1], chosen[2], before)
+        last = (before[-1] if len(before) else executed).tolist()
+        aimed = chosen[1] if chosen is not None else None
+        self._aims = None if aimed is None else approached(self._limits, self._bounded(aimed), last, self._aims)[1]
 
     def reset_drift(self) -> None:
         """Begin to add up what differs."""
@@ -107,12 +112,13 @@ class ActionPredictor:
     def _unlimited(self, executed: np.ndarray, chosen: np.ndarray | None, before: np.ndarray) -> list[float]:
         """What is executed for `chosen` where nothing limits how fast the robot moves."""
         if chosen is not None:
-            numbers = chosen.tolist()
-        else:
-            # Before anything was executed nobody knows what hold is: whatever was done first is it.
-            last = (before[-1] if len(before) else executed).tolist()
-            numbers = [at if ends else 0.0 for ends, at in zip(self._absolute, last, strict=True)]
-        return [min(max(number, low), high) for number, (low, high) in zip(numbers, self._sides, strict=True)]
+            return self._bounded(chosen)
+        # Before anything was executed nobody knows what hold is: whatever was done first is it.
+        last = before[-1] if len(before) else executed
+        return self._bounded(np.where(self._absolute, last, 0.0))
+
+    def _bounded(self, action: np.ndarray) -> list[float]:
+        return [min(max(number, low), high) for number, (low, high) in zip(action.tolist(), self._sides, strict=True)]
 
     def _is_off(self, difference: list[float]) -> bool:
         return any(abs(off) > most for off, most in zip(difference, self._allowed, strict=True))
@@ -120,9 +126,12 @@ class ActionPredictor:
     def _limited(self, wanted: Sequence[np.ndarray | None], state: np.ndarray, past: np.ndarray) -> np.ndarray:
         spec, limits, coming = self._spec, self._limits, np.empty((len(wanted), self._spec.action_dim), np.float32)
         last, measured = past[-1].tolist(), state.tolist()
-        speeds = speeds_of(limits, last, past[-min(2, len(past))].tolist())
+        speeds, aims = speeds_of(limits, last, past[-min(2, len(past))].tolist()), self._aims
         for i, action in enumerate(wanted):
-            target = limit_numbers(spec, action) if action is not None else hold_numbers(spec, np.array(last))
+            if action is not None:
+                target, aims = approached(limits, limit_numbers(spec, action), last, aims)
+            else:
+                target, aims = hold_numbers(spec, np.array(last)), None
             executed = limited_numbers(limits, target, last, speeds, measured)
             speeds, last = speeds_of(limits, executed, last), executed
             coming[i] = executed

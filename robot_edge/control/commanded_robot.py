@@ -10,7 +10,7 @@ import numpy as np
 from hal.interfaces.robot import Feedback
 from hal.safety.limiter import hold_action, limit_action
 from hal.safety.limits import SafetyLimits
-from hal.safety.rest import rest_action
+from hal.safety.rest import standing_action
 from robot_edge.chunking.scheduler import ChunkSchedulerSelector
 from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import ControlConditions, Hold, HoldReason, Mode, decide
@@ -52,7 +52,7 @@ class CommandedRobot:
         if observation is not None:
             if self.seen is None:
                 # A scene was reset: what the robot executed before says nothing about where it is now.
-                self.executed = rest_action(self._spec, observation.state, self._safety)
+                self.executed = standing_action(self._spec, observation.state, self._safety)
                 self.still = True
             self.seen = observation
         if self.seen is not None and self._driver.connected:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hal.interfaces.robot import RestPose
-from hal.safety.limits import SafetyLimits
+from hal.safety.limiter import stoppable
+from hal.safety.limits import SafetyLimits, compile_limits
 from hal.safety.rest import rest_action
 from wire.errors import InvalidDataError, RobotError
 from wire.types import CommandType, RobotSpec
@@ -18,7 +19,8 @@ class RestMotion:
     """Straight from where the robot is measured to its rest pose."""
 
     def __init__(self, spec: RobotSpec, pose: RestPose, state: np.ndarray, limits: SafetyLimits | None = None) -> None:
-        """`state`: float32[ds], where the robot is; `limits` say what measures a dimension of another name.
+        """`state`: float32[ds], where the robot is; `limits` say what measures a dimension of another name, and how
+        early it brakes.
 
         Raises `InvalidDataError` for a pose that is none of its own.
         """
@@ -37,6 +39,7 @@ class RestMotion:
         self._span = (high - low).astype(float)
         self._step = np.where(absolute, self._span * pose.speed * spec.period_ns / 1e9, 0.0)
         way = np.abs(self._goal - self._at)[absolute] / self._span[absolute]
+        self._braking = [axis.braking for axis in compile_limits(spec, limits or SafetyLimits()).axes]
         self._travel_s = 2 * float(way.max(initial=0.0)) / pose.speed
         """how long it may still be on its way, at full speed"""
         self._settle_s = _SETTLE_S
@@ -58,7 +61,11 @@ class RestMotion:
                 f"robot '{self._spec.embodiment}' does not reach its rest pose: '{self._spec.action[worst].name}' is "
                 f"at {where} instead of {self._goal[worst]:.1f}. Is it blocked, limited, or without power?"
             )
-        step = np.clip(self._goal - self._at, -self._step, self._step)
+        way, period_s = self._goal - self._at, self._spec.period_ns / 1e9
+        # It stops at its goal: a command that only ended there would have the robot brake behind it.
+        slowest = [stoppable(abs(d), b, period_s) * period_s for d, b in zip(way.tolist(), self._braking, strict=True)]
+        most = np.minimum(self._step, slowest)
+        step = np.clip(way, -most, most)
         return np.where(self._absolute, self._at + step, 0.0).astype(np.float32)
 
     def on_executed(self, action: np.ndarray, share: float = 1.0) -> None:

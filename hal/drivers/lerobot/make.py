@@ -20,6 +20,8 @@ from hal.drivers.lerobot.spec import components
 from wire.errors import ConfigError, RobotError, suggest
 
 log = logging.getLogger(__name__)
+_BEYOND = 0.02
+"""of a motor's calibrated range: what gears give way and a person has left out by hand"""
 
 _INSTALL = "pip install 'vla-fleet[lerobot]'"
 
@@ -52,8 +54,9 @@ def connect(device: Any, what: str, kind: str, write_calibration: bool) -> None:
     """Open `device`, of lerobot's type `kind`, whose motors must hold what its calibration file says; with
     `write_calibration` that is written.
 
-    No motor gets torque before its calibration was found to be right. Raises `RobotError` for a port that is not there,
-    for one that does not answer, was never calibrated or holds another calibration; it is closed again then.
+    No motor gets torque before its calibration was found to be right, and none of a robot that stands outside of it.
+    Raises `RobotError` for a port that is not there, for one that does not answer, was never calibrated or holds another
+    calibration; it is closed again then.
     """
     # Without `calibrate`, or lerobot would ask at a terminal; some devices have no such option.
     options = {"calibrate": False} if "calibrate" in inspect.signature(device.connect).parameters else {}
@@ -63,6 +66,8 @@ def connect(device: Any, what: str, kind: str, write_calibration: bool) -> None:
                 check_calibration(
                     part, what, calibration_command(part, kind if part is device else ""), write_calibration
                 )
+                if hasattr(device, "send_action"):
+                    check_places(part, what)
         device.connect(**options)
         for _, part in components(device):
             if not (part.is_calibrated() if callable(part.is_calibrated) else part.is_calibrated):
@@ -108,6 +113,29 @@ def check_calibration(part: Any, what: str, way_out: str, write: bool = False) -
         bus.write_calibration(known)
     finally:
         bus.disconnect(disable_torque=False)
+
+
+def check_places(part: Any, what: str) -> None:
+    """Raise `RobotError` for motors of `part`, which is closed before and after, that stand outside their calibration.
+
+    With torque such a motor goes to the end of it by itself, as fast as it can, whatever it is told.
+    """
+    bus, known = part.bus, part.calibration
+    bus.connect()
+    try:
+        places = bus.sync_read("Present_Position", normalize=False, num_retry=2)
+    finally:
+        bus.disconnect(disable_torque=False)
+    outside = []
+    for name, at in places.items():
+        low, high = known[name].range_min, known[name].range_max
+        if not -_BEYOND * (high - low) <= at - low <= (1 + _BEYOND) * (high - low):
+            outside.append(f"{name} at {at}, calibrated from {low} to {high}")
+    if outside:
+        raise RobotError(
+            f"{what} gets no torque, for it would jump: {'; '.join(outside)}. Bring it back by hand; if it belongs "
+            "there, calibrate it anew."
+        )
 
 
 def _differences(bus: Any, known: Mapping[str, Any]) -> str:

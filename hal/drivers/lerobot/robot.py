@@ -101,8 +101,10 @@ class LeRobotRobot:
         self._actions = [d.name for d in self.spec.action]
         own = calibrated_limits(self._robot)
         # Arms of one make share a spec, and each has a calibration of its own: the narrower of both holds.
-        self._low = np.maximum(self.spec.action_low(), [own.get(n, (-np.inf, 0))[0] for n in self._actions])
-        self._high = np.minimum(self.spec.action_high(), [own.get(n, (0, np.inf))[1] for n in self._actions])
+        low = np.maximum(self.spec.action_low(), [own.get(n, (-np.inf, 0))[0] for n in self._actions])
+        high = np.minimum(self.spec.action_high(), [own.get(n, (0, np.inf))[1] for n in self._actions])
+        self.reach = low.astype(np.float32), high.astype(np.float32)
+        """as `hal.interfaces.robot.reach`"""
         self._cameras = self._detach_cameras()
         self._frames: dict[str, tuple[np.ndarray, Frame]] = {}
         """by camera: the newest picture as lerobot gave it, and what was made of it"""
@@ -184,12 +186,20 @@ class LeRobotRobot:
     # --- lerobot's side -------------------------------------------------------------------------------------------
 
     def _stay(self) -> None:
-        """Command it to stay where it is: a target that is not measured stays what it was, or is left out."""
+        """Command it to stay where it is: a target that is not measured stays what it was, or is left out.
+
+        So is one that stands outside of its reach: a servo that is told to be there goes to the end of its calibration.
+        """
         seen, _ = self._observe()
-        known = self._sent | {name: float(seen[name]) for name in self._actions if name in seen}
+        known = dict(self._sent)
+        for name, low, high in zip(self._actions, *(side.tolist() for side in self.reach), strict=True):
+            # What was commanded goes to that end already, or comes from there.
+            if name in seen and (name in self._sent or low <= seen[name] <= high):
+                known[name] = min(max(float(seen[name]), low), high)
         rates = {d.name: 0.0 for d in self.spec.action if d.meaning != CommandType.absolute}
-        with self._bus:
-            self._robot.send_action({name: known[name] for name in self._actions if name in known} | rates)
+        if goals := {name: known[name] for name in self._actions if name in known} | rates:
+            with self._bus:
+                self._robot.send_action(goals)
 
     def _announce_torque(self) -> None:
         """lerobot's disconnecting may let an arm fall, which nobody should have to find out."""
@@ -228,7 +238,7 @@ class LeRobotRobot:
 
     def _send(self, action: np.ndarray) -> np.ndarray:
         """float32[da]: what was sent of `action`, within the limits of the spec and of this robot's calibration."""
-        wanted = np.clip(action, self._low, self._high)
+        wanted = np.clip(action, *self.reach)
         goals = {name: float(value) for name, value in zip(self._actions, wanted, strict=True)}
         try:
             with self._bus:
@@ -250,7 +260,7 @@ class LeRobotRobot:
         if unknown := [name for name, target in names if target and name in rest and name not in seen]:
             raise ConfigError(f"{self._what}: rest_pose moves {', '.join(unknown)}, which is not measured.")
         goal = [rest.get(name, seen.get(name, 0.0)) if target else 0.0 for name, target in names]
-        within = np.clip(goal, self._low, self._high).astype(np.float32)
+        within = np.clip(goal, *self.reach).astype(np.float32)
         return RestPose(within, self.config.rest_speed, self.config.rest_tolerance)
 
     def _detach_cameras(self) -> list[NewestCamera]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hal.conformance.report import CheckOutcome, Figure
-from hal.drivers.lerobot.make import calibration_command, check_calibration, make_lerobot
+from hal.drivers.lerobot.make import calibration_command, check_calibration, check_places, make_lerobot
 from hal.drivers.lerobot.serial_ports import port_fault
 from hal.drivers.lerobot.spec import components
 from wire.clock import Clock
@@ -47,6 +47,8 @@ def examine_servos(
         way_out = calibration_command(part, kind if part is device else "")
         try:
             check_calibration(part, name, way_out)
+            if hasattr(device, "send_action"):
+                check_places(part, name)
             checks.append(CheckOutcome(f"{name} motors and calibration", True))
             figures += _health(name, bus)
         except Exception as error:  # noqa: BLE001 - whatever the bus raises is what is wrong with it

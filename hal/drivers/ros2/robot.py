@@ -54,6 +54,11 @@ class Ros2Robot:
         self._asked: tuple[Any, float] | None = None
         """the answer to come, and when it was asked for: asked once more, it would stop later too"""
         self.real = not config.simulated
+        states = {d.name: at for at, d in enumerate(self.spec.state)}
+        absolute = [d.name for d in self.spec.action if d.meaning is CommandType.absolute]
+        self._places = {name: states[name] for name in absolute if name in states}
+        """the state dimension that measures it, by the name of an absolute action dimension"""
+        self.returns_by_steps = len(self._places) == len(absolute)
         if config.stop:
             # Only then: whoever finds this method takes the robot for stopped by it.
             self.stop_motion = self._ask_to_stop
@@ -175,7 +180,7 @@ class Ros2Robot:
         comes in time, or when nobody listens or nothing moves: what is driven by velocity is then told to stop.
         """
         synchronizer = require_scene(self._who, "write", self._synchronizer if self.task else None)
-        limited = self._commander.fit(limit_action(self.spec, action))
+        limited = self._commander.fit(self._bounded(synchronizer, action))
         self._commander.require_controllers(self._measured(synchronizer), self._now_ns())
         sent, executed = self._integrate(synchronizer, limited)
         self._sent = limited
@@ -223,7 +228,6 @@ class Ros2Robot:
                     values[index] = known.get(dimension.name, np.nan)
             if unknown := [d.name for d, value in zip(self.spec.action, values, strict=True) if np.isnan(value)]:
                 raise RobotError(f"{self._who}: nobody measures {', '.join(unknown)}, so it cannot be told to stand.")
-            values = limit_action(self.spec, values)
         self._commander.stop_velocities(values, self._next_stamp())
 
     def _ask_to_stop(self) -> None:
@@ -241,6 +245,18 @@ class Ros2Robot:
                 raise RobotError(f"{self._who}: service '{self._stop.name}' has not answered; is its node stuck?")
             self._asked = None
             self._require_success(self._stop, future.result())
+
+    def _bounded(self, synchronizer: MessageSynchronizer, action: np.ndarray) -> np.ndarray:
+        """float32[da]: `action` within the limits of the spec, or on the way back to them from where it is measured."""
+        within = limit_action(self.spec, action)
+        beyond = [i for i in np.flatnonzero(within != action) if self.spec.action[i].name in self._places]
+        if not beyond:
+            return within
+        measured = self._require_measured(synchronizer)
+        for i in beyond:
+            ends = sorted((within[i], measured[self._places[self.spec.action[i].name]]))
+            within[i] = min(max(action[i], ends[0]), ends[1])
+        return within
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -298,7 +314,8 @@ class Ros2Robot:
             if dimension.meaning is CommandType.absolute and dimension.name in states:
                 value = measured[states.index(dimension.name)]
                 held[index] = value if np.isfinite(value) else held[index]
-        return limit_action(self.spec, held)
+        # Also outside its limits: closing brings nothing back.
+        return held
 
     def _trigger(self, service: Client, timeout_s: float) -> None:
         self._require_success(service, service.call(timeout_s))

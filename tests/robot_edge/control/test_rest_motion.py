@@ -11,6 +11,7 @@ import pytest
 from hal.interfaces.dynamics import ActionStateMapping
 from hal.interfaces.robot import Feedback, RestPose
 from hal.safety.limited_robot import LimitedRobot
+from hal.safety.limiter import SafetyLimiter
 from hal.safety.limits import SafetyLimits
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.control.rest_motion import RestMotion
@@ -37,6 +38,20 @@ class TestMotion:
             motion.on_executed(action)
             state = action
         assert np.allclose(np.diff(seen), [*[PACE] * 30, 0.5], atol=1e-2)
+
+    @pytest.mark.parametrize("pace", [0.2, 1.0, 2.0])
+    def test_it_brakes_in_time_and_does_not_pass_its_pose(self, pace: float) -> None:
+        limits = SafetyLimits({"x": 3 * SPEC.control_hz}, {"x": 0.1 * SPEC.control_hz**2})
+        limiter, state = SafetyLimiter(SPEC, limits), np.array([START], np.float32)
+        motion, seen = RestMotion(SPEC, pose(80.0, pace), state, limits), [START]
+        while (action := motion.next_action(state)) is not None:
+            executed = limiter.limit(action, state)
+            limiter.note(executed, state)
+            motion.on_executed(executed)
+            state = executed
+            seen.append(float(state[0]))
+        assert max(seen) <= 80.0 and seen[-1] == pytest.approx(80.0, abs=0.2)
+        assert np.diff(seen).max() == pytest.approx(min(pace, 1.6), abs=0.1), "as fast as it is told where it can be"
 
     def test_a_robot_that_does_not_follow_is_named(self) -> None:
         state = np.array([START], np.float32)
