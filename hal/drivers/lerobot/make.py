@@ -55,8 +55,8 @@ def connect(device: Any, what: str, kind: str, write_calibration: bool) -> None:
     `write_calibration` that is written.
 
     No motor gets torque before its calibration was found to be right, and none of a robot that stands outside of it.
-    Raises `RobotError` for a port that is not there, for one that does not answer, was never calibrated or holds another
-    calibration; it is closed again then.
+    Raises `RobotError` for a port that is not there, for one that does not answer, was never calibrated or holds
+    another calibration; it is closed again then.
     """
     # Without `calibrate`, or lerobot would ask at a terminal; some devices have no such option.
     options = {"calibrate": False} if "calibrate" in inspect.signature(device.connect).parameters else {}

@@ -1,6 +1,4 @@
-"""An arm of lerobot under limits, at the ends of its calibration and beyond: a servo goes to its end whatever it is told
-out there.
-"""
+"""An arm of lerobot at the ends of its calibration and beyond, where a servo goes to its end whatever it is told."""
 
 from __future__ import annotations
 
