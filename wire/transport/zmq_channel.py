@@ -34,6 +34,11 @@ log = logging.getLogger(__name__)
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
+_CONNECT_MS = 3000
+"""where nothing answers, not even that nobody is there, TCP alone would try for two minutes; each attempt looks up the
+gateway's name again"""
+_HANDSHAKE_MS = 8000
+"""from then on a line that fell silent in the middle of a handshake is given up"""
 _MAX_SILENT = 1000
 _MAX_LINES = 4096
 _MAX_EXTRA_PEERS = 1000
@@ -269,6 +274,8 @@ class ZmqClient:
             zmq.IMMEDIATE: 1,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.CONNECT_TIMEOUT: _CONNECT_MS,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
             zmq.CURVE_SERVERKEY: server_public,
         }
         self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
