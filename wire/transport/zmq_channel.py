@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
-from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
 from wire.identity.admission import Authenticator, TcpConnection
 from wire.identity.guests import Guests
 from wire.identity.keyring import Keyring
@@ -94,6 +94,8 @@ class ZmqServer:
         self._silent: OrderedDict[int, TcpConnection] = OrderedDict()
         """by file descriptor: accepted, and nothing came by it yet"""
         self._handshakes = AddressLimit(1, 10.0)
+        self._versions = AddressLimit(1, 60.0)
+        """a peer of another version goes on trying"""
         server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
         self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
         self._monitor = self.socket.get_monitor_socket(
@@ -136,6 +138,13 @@ class ZmqServer:
                 if len(frames) != 2:
                     raise ProtocolError(f"{len(frames) - 1} parts instead of one.")
                 message = decode(frames[1].bytes)
+            except ProtocolVersionError as error:
+                # It cannot read the answer, but for the version that it begins with.
+                self.refusals.note(
+                    RefusalReason.version, record.name, f"from {address}: {error}", record.name, self._versions
+                )
+                self._send(connection, Rejection(reason=str(error)))
+                continue
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refusals.counts[error.reason] += 1
                 if self.refusals.limit.take(record.name):
@@ -307,6 +316,9 @@ class ZmqClient:
                 return decode(self.socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return None
+            except ProtocolVersionError as error:
+                self.refused[error.reason] += 1
+                self.handshake.refuse(f"the gateway at {self._endpoint}: {error}")
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refused[error.reason] += 1
                 log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)
