@@ -90,3 +90,10 @@ def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
     rows = connection.scalars(sa.select(_leases.lease).order_by(_leases.robot))
     number = int(read_meta(connection, _LEASE) or 0)
     return tuple(msgspec.json.decode(row, type=Lease) for row in rows), number
+
+
+def reserve_leases(connection: sa.Connection, count: int) -> int:
+    """Reserve the next `count` numbers of leases for the caller; the one before the first of them."""
+    number = int(read_meta(connection, _LEASE) or 0)
+    write_meta(connection, _LEASE, str(number + count))
+    return number

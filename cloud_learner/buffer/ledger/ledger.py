@@ -226,6 +226,7 @@ class Ledger(Database):
     task_counts = _reads(ledger_work.task_counts)
     keep_leases = _writes(ledger_work.keep_leases)
     kept_leases = _reads(ledger_work.kept_leases)
+    reserve_leases = _writes(ledger_work.reserve_leases)
 
     # counters
     totals = _reads(ledger_segments.totals)

@@ -9,10 +9,12 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 from cloud_learner.buffer.files import TEMPORARY, move_durably, open_directory, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import VersionRow
 from wire.errors import CorruptDataError, RejectedError, storage_error, storage_errors
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The most that one answer to `FetchWeights` carries."""
 MAX_WEIGHTS_BYTES = 64 * 1024**3
+_REMEMBERED = 100
 _SYNC_BYTES = 16 * 1024**2
 """A gigabyte synced at its end would keep everybody waiting for seconds; so much of it at a time does not."""
 
@@ -32,6 +35,8 @@ class WeightStore:
         self._root = root
         self._ledger = ledger
         self._upload: _Upload | None = None
+        self._rows: OrderedDict[int, VersionRow] = OrderedDict()
+        """of the versions that were asked for last: what is committed does not change"""
 
     @classmethod
     def open(cls, root: Path, ledger: Ledger) -> WeightStore:
@@ -108,6 +113,7 @@ class WeightStore:
             raise storage_error(error, f"weights of version {version.number}", upload.path) from error
         self._upload = None
         self._ledger.commit_version(version, upload.path.name, upload.trained)
+        self._remember(VersionRow(version, upload.path.name))
         return version
 
     def serve(self, request: FetchWeights) -> WeightBytes:
@@ -116,7 +122,7 @@ class WeightStore:
         Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
         torn.
         """
-        row = self._ledger.version(request.number)
+        row = self._row(request.number)
         if row is None:
             raise RejectedError(f"there is no policy version {request.number}; the newest is {self._next() - 1}.")
         size = row.version.size_bytes
@@ -137,6 +143,27 @@ class WeightStore:
         if len(data) != wanted:
             raise CorruptDataError(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
         return WeightBytes(request.number, request.offset, data)
+
+    def version(self, number: int) -> PolicyVersion | None:
+        """The version of this number, None when there is none."""
+        row = self._row(number)
+        return row.version if row is not None else None
+
+    def newest(self) -> PolicyVersion | None:
+        """The newest version, None when there is none."""
+        row = self._ledger.newest_version()
+        return self._remember(row).version if row is not None else None
+
+    def _row(self, number: int) -> VersionRow | None:
+        """Asked for once: robots fetch a version in parts, and also while the ledger is away."""
+        row = self._rows.get(number) or self._ledger.version(number)
+        return self._remember(row) if row is not None else None
+
+    def _remember(self, row: VersionRow) -> VersionRow:
+        self._rows[row.version.number] = row
+        if len(self._rows) > _REMEMBERED:
+            self._rows.popitem(last=False)
+        return row
 
     def _next(self) -> int:
         newest = self._ledger.newest_version()

@@ -7,7 +7,7 @@ import pytest
 
 from cloud_learner.buffer.check import MAX_EPISODE_STEPS
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
 from tests.cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.clock import ManualClock
@@ -125,6 +125,17 @@ def test_an_id_with_other_content_is_not_lost(gateway):
     result = gateway.accept(other)
     assert (result.outcome, "other content" in result.reason) == ("quarantined", True)
     assert same_segment(gateway.read("e/0"), first)
+
+
+def test_a_segment_that_another_gateway_stored_is_stored_once(gateway):
+    first, second, third = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    gateway.accept(first)
+    here = gateway.ingest
+    gateway.start()
+    assert gateway.accept(second).outcome == "stored"
+    # this one's history of the episode is old
+    assert [here.accept("r1", one, 1).outcome for one in (second, third, third)] == ["duplicate", "stored", "duplicate"]
+    assert gateway.ledger.totals().segments == 3
 
 
 def test_an_unknown_spec_or_an_unknown_frame_is_quarantined(gateway):
@@ -259,10 +270,10 @@ def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage, says):
 def test_latency_is_measured_in_the_gateways_clock(gateway):
     segments = fake_episode(SPEC, "e", steps=200)
     offset_ns = 5 * 10**9
-    gateway.ledger.set_clock_offset("r1", offset_ns, 0)
     for number, segment in enumerate(segments, start=1):
         gateway.clock.sleep_until(segment.closed_ns + offset_ns + number * 10**7)
-        assert gateway.accept(segment).latency_s == pytest.approx(0.01 * number)
+        (result,) = gateway.ingest.accept_all([ReceivedSegment("r1", segment, 1, offset_ns=offset_ns)])
+        assert result.latency_s == pytest.approx(0.01 * number)
     # a resend is no new sample
     assert gateway.accept(segments[0]).latency_s == 0
     assert segments[0].closed_ns - int(segments[0].times_ns[-1]) == CLOSING_NS
@@ -305,7 +316,7 @@ def test_what_comes_after_an_episode_was_forgotten_is_kept_aside(gateway):
 
 
 def _accept_all(gateway, segments):
-    return [result.outcome for result in gateway.ingest.accept_all([("r1", one) for one in segments], 1)]
+    return [result.outcome for result in gateway.ingest.accept_all([ReceivedSegment("r1", one, 1) for one in segments])]
 
 
 def test_what_came_together_is_flushed_and_committed_together(gateway, monkeypatch):
@@ -314,7 +325,7 @@ def test_what_came_together_is_flushed_and_committed_together(gateway, monkeypat
     for owner, name in ((os, "fdatasync"), (gateway.ledger, "commit_segments")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, real=real, name=name: calls.append(name) or real(*args))
-    results = gateway.ingest.accept_all([("r1", one) for one in segments], 1)
+    results = gateway.ingest.accept_all([ReceivedSegment("r1", one, 1) for one in segments])
     assert [result.outcome for result in results] == ["stored"] * 10
     assert [result.row for result in results] == list(range(1, 11))
     assert calls == ["fdatasync", "commit_segments"]
@@ -365,10 +376,10 @@ def test_a_surprise_hits_only_the_one_it_is_about(gateway, monkeypatch, caplog):
     segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
     append = gateway.store.append_all
 
-    def surprise(some, committed_ns):
+    def surprise(some, *more):
         if any(segment.index == 1 for segment, _ in some):
             raise KeyError("nobody thought of it")
-        return append(some, committed_ns)
+        return append(some, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(gateway.store, "append_all", surprise)
