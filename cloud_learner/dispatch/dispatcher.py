@@ -150,7 +150,7 @@ class Dispatcher:
             join(0)
 
         run = partial(self._ledger.episodes_of_robot, name)
-        self._notes.submit(Note(run, join, join_unasked, key=f"brought {name}", ordered=True))
+        self._notes.submit(Note(run, join, join_unasked, key=f"brought {name} {identity}", ordered=True))
         if self._notes.fault:
             join_unasked()
 
