@@ -26,6 +26,7 @@ PARAMETERS = {
     "stop_lines": (str, "", "GPIO lines that stop it, CHIP:LINE[:active-low]; several with commas"),
     "command_keys": (str, "", "keys that command it, DEVICE:KEY=COMMAND; several with commas"),
     "speed_limit": (float, "1.0", "share of its velocity limits at which the robot moves at most"),
+    "spool_max": (float, "0.0", "gigabytes that what waits for the gateway may take on the disk; 0: as is sensible"),
     "cpu_control": (int, "-1", "the only core that control runs on; -1: any but the first"),
     "cpu_driver": (int, "-1", "the only core that the robot's driver runs on; -1: any but the first"),
     "metrics_port": (int, "0", "port for Prometheus, which asks for /metrics; 0: none"),

@@ -45,6 +45,7 @@ _ROBOT_COUNTERS: dict[str, tuple[str, Callable[[EdgeStatus], float]]] = {
     "episodes": ("Episodes that ended.", lambda s: s.episodes),
     "interventions": ("Times that a person or a script took over.", lambda s: s.interventions),
     "recorded_steps": ("Steps ever written to the robot's spool.", lambda s: s.steps_recorded),
+    "dropped_steps": ("Steps of the policy alone that its spool had no room for.", lambda s: s.steps_dropped),
 }
 _ROBOT_GAUGES: dict[str, tuple[str, Callable[[RobotSample], float]]] = {
     "late_p99_seconds": ("How late control periods begin, 99th percentile.", lambda one: one.status.late_p99_s),

@@ -8,7 +8,18 @@ import math
 import numpy as np
 
 from benchmarks.safety_drill.people import People
-from benchmarks.safety_drill.plant import CALM, LIMITS, OPEN, PERIOD_S, SPEC, Plant, Truth
+from benchmarks.safety_drill.plant import (
+    BLEND_TICKS,
+    CALM,
+    LATEST_TICKS,
+    LIMITS,
+    OPEN,
+    PERIOD_S,
+    SPEC,
+    WILD_NS,
+    Plant,
+    Truth,
+)
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
 from hal.interfaces.robot import Feedback, RestPose
@@ -109,7 +120,7 @@ class Host:
     # what a stop means is kept here a second time, in other words
     def stop(self, stop: str, who: str) -> StopState:
         self._truth.stops.add(stop)
-        self._truth.started = False
+        self._truth.started, self._truth.newest_stop = False, stop
         return self.robot.stop(stop, who)
 
     def release(self, stop: str) -> StopState:
@@ -117,7 +128,8 @@ class Host:
         return self.robot.release(stop)
 
     def start(self, after: str = "") -> StopState:
-        self._truth.started = self._truth.started or not self._truth.stops
+        right = not self._truth.stops and after in ("", self._truth.newest_stop)
+        self._truth.started = self._truth.started or right
         return self.robot.start(after)
 
     def close(self) -> None:
@@ -145,6 +157,7 @@ class Bench:
         self._stop_number = 0
         self._said_stops: list[str] = []
         self._bursty = self._bout = False
+        self._outward_until = 0
         self._attended = seed % 3 == 0
         self._coming: list[tuple[int, ChunkReply]] = []
         self.plant.blends = bool(self.rng.random() < 0.5)
@@ -168,7 +181,7 @@ class Bench:
                 safety=self.limits,
                 driver=RobotTimeouts(first_pause_s=0.2, longest_pause_s=1.0, give_up_s=1.0),
                 observation_limits=ObservationLimits(recover_ticks=2),
-                hand_back_blend_s=0.5 if self.plant.blends else 0.0,
+                hand_back_blend_s=BLEND_TICKS * PERIOD_S if self.plant.blends else 0.0,
                 episodes=EpisodeRules(reset_by_person=self._attended, reset_s=1.0),
                 write_after_s=0.008 if self.rng.random() < 0.3 else 0.0,
             ),
@@ -207,7 +220,7 @@ class Bench:
             self._fail_reading, self._refuse, self._stall, self._restart_control, self._stop, self._release,
             self._start, self._start, self._start, people.take_over, people.drive, people.hand_back, people.drop,
             people.intrude, people.intrude, self._storage, self._be_late, self._change_weather, self._new_uplink,
-            self._slow, self._speak, self._speak,
+            self._slow, self._speak, self._speak, self._go_outward,
         )  # fmt: skip
         kinds[int(chance * len(kinds))]()
 
@@ -250,7 +263,9 @@ class Bench:
     def _start(self) -> None:
         if self.rng.random() < 0.7:
             self._release()
-        self.uplink.send(OperatorCommand("drill", "start"))
+        # Mostly of the newest stop, now and then of one that others came after.
+        after = str(self.rng.choice([*self._said_stops, ""])) if self.rng.random() < 0.4 else ""
+        self.uplink.send(OperatorCommand("drill", "start", stop=after))
 
     def _speak(self) -> None:
         """A word about the episode or its scene, mostly that the scene is ready."""
@@ -267,6 +282,11 @@ class Bench:
     def _change_weather(self) -> None:
         self._bursty = not self._bursty
 
+    def _go_outward(self) -> None:
+        """The policy runs into the walls of the workspace, where jumps from one such plan to the next are limited."""
+        if self.plant.limited:
+            self._outward_until = self.ticks + int(self.rng.choice([100, 200]))
+
     def _new_uplink(self) -> None:
         if (episode := self.loop.tracker.episode) is not None:
             self.uplink.send(EpisodeLost(episode.id))
@@ -281,7 +301,7 @@ class Bench:
             if fate < 0.04:
                 continue
             slow = self._bursty and self.rng.random() < 0.3
-            delay = int(self.rng.integers(8, 20) if slow else self.rng.integers(0, 7))
+            delay = int(self.rng.integers(8, LATEST_TICKS) if slow else self.rng.integers(0, 7))
             self._coming.append((self.ticks + delay, reply))
             if fate > 0.96:
                 self._coming.append((self.ticks + delay + int(self.rng.integers(0, 30)), reply))
@@ -296,12 +316,12 @@ class Bench:
         """A calm chunk from where the robot is said to be, or one that is none."""
         rng, state = self.rng, np.asarray(request.state, float)
         kind = rng.choice(["calm", "wild", "nan", "empty", "elsewhere", "short"], p=[0.9, 0.03, 0.02, 0.01, 0.02, 0.02])
-        rows = calm_path(state)
+        rows = calm_path(state, outward=self.ticks < self._outward_until)
         first = request.first_tick
         if kind == "wild":
             rows = rng.uniform([-400, -0.2, -3], [400, 0.2, 3], rows.shape)
             # Those that are made while it is executed, and those that they are averaged with, are no calmer.
-            self.truth.wild_until = self.clock.now_ns() + int(3e9)
+            self.truth.wild_until = self.clock.now_ns() + WILD_NS
         elif kind == "nan":
             rows[int(rng.integers(HORIZON)), int(rng.integers(3))] = np.nan
         elif kind == "empty":
@@ -315,11 +335,11 @@ class Bench:
         return ChunkReply(chunk, tick=request.tick)
 
 
-def calm_path(state: np.ndarray) -> np.ndarray:
+def calm_path(state: np.ndarray, outward: bool = False) -> np.ndarray:
     """[HORIZON, 3] actions along a field that only the state decides: wherever a chunk of it begins, it goes on as the
     one before would have.
 
-    Joint and x run to a circle and around it; y swings.
+    Joint and x run to a circle and around it; y swings. `outward`: all three run away from the middle.
     """
     joint, x, y = state.tolist()
     rows = []
@@ -327,6 +347,8 @@ def calm_path(state: np.ndarray) -> np.ndarray:
         u, w = joint / 60, x / 0.8
         inward = min(max(1 - math.hypot(u, w), -0.5), 0.5)
         speeds = 60 * (-w + inward * u), 0.8 * (u + inward * w), 0.4 * min(max(w - y, -1.0), 1.0)
+        if outward:
+            speeds = tuple(math.copysign(calm, at) for calm, at in zip(_CALM, (joint, x, y), strict=True))
         share = min(1.0, *(calm / max(abs(speed), 1e-9) for calm, speed in zip(_CALM, speeds, strict=True)))
         turn, slide, swing = (0.9 * share * speed for speed in speeds)
         joint, x, y = joint + turn * PERIOD_S, x + slide * PERIOD_S, y + swing * PERIOD_S

@@ -14,6 +14,7 @@ import numpy as np
 from hal.driver_host.watchdog import CommandWatchdog
 from hal.driver_host.watched_robot import WatchedRobot
 from hal.interfaces.robot import Feedback
+from hal.safety import limiter
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.limiter import SafetyLimiter, limit_action
 from hal.safety.stop_latch import StopLatch
@@ -74,6 +75,18 @@ def _release_starts(original: Callable[..., Any], self: StopLatch, stop: str) ->
         self._state = StopState()
 
 
+def _start_after_any(original: Callable[..., Any], self: StopLatch, after: str = "") -> None:
+    original(self)
+
+
+def _comfortable(original: Callable[..., Any], self: SafetyLimiter, *given: Any, **named: Any) -> Any:
+    return original(self, *given[:2])
+
+
+def _no_walls(walls: Any, measured: Any) -> tuple[float, float, bool]:
+    return float("inf"), float("inf"), True
+
+
 def _last_limit_counts(self: StopLatch, who: str, share: float) -> None:
     self._state = msgspec.structs.replace(self._state, speed_limits={who: share})
 
@@ -123,6 +136,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "the host does not brake at once": _replaced(CommandWatchdog, "on_stop", lambda self, now_ns: self.pause()),
     "a stop is not heard": _replaced(StopLatch, "stop", lambda self, stop, who, lasting: None),
     "a release takes back any stop": _replaced(StopLatch, "release", _any_release),
+    "a start follows any stop": _wrapped(StopLatch, "start", _start_after_any),
+    "a stop brakes as any hold does": _wrapped(SafetyLimiter, "brake", _comfortable),
+    "the workspace has no walls": lambda: patch.object(limiter, "_ways_left", _no_walls),
     "a release starts the robot": _wrapped(StopLatch, "release", _release_starts),
     "a stopped robot is reset": _replaced(LimitedRobot, "_require_free", lambda self, what: None),
     "a robot is reset while it moves": _replaced(LimitedRobot, "still", property(lambda self: True)),  # type: ignore[arg-type]

@@ -51,22 +51,31 @@ OPEN = SafetyLimits(workspace=WORKSPACE, moves=LIMITS.moves)
 """nothing hides a jump"""
 CALM = np.array([60.0, 1.0, 0.5])
 """the speeds at which policy and people move"""
+LATEST_TICKS = 20
+"""that an answer takes at most, and within which a plan goes on without the robot"""
+BLEND_TICKS = 25
+"""in which the policy comes in after a person"""
+WILD_NS = 3_000_000_000
+"""for so long a wild chunk may show: late by `LATEST_TICKS`, executed for a horizon, and the same again for the one
+that was made meanwhile, with a stall and a restart of control in between: 138 ticks"""
 _GRAIN = 2e-3
 """of a limit: what float32 and the order of two roundings may add"""
 STOP_TICKS = int(np.ceil((SPEED / STOP / PERIOD_S).max())) + 1
 """commands from any speed to none"""
-_TOP, _CHANGE, _STOP_CHANGE, _BRAKING, _CALM, _HASTY = (
+_TOP, _CHANGE, _STOP_CHANGE, _BRAKING, _STOP_BRAKING, _CALM, _HASTY = (
     [float(number) for number in limit]
     for limit in (
         SPEED * (1 + _GRAIN) + _GRAIN,
         ACCELERATION * PERIOD_S * (1 + _GRAIN) + _GRAIN,
         STOP * PERIOD_S * (1 + _GRAIN) + _GRAIN,
         ACCELERATION * PERIOD_S * (1 - _GRAIN),
+        STOP * PERIOD_S * (1 - _GRAIN) - _GRAIN,
         CALM * 1.05 + 1e-3,
-        CALM * 1.75 + 1e-3,
+        CALM * (1 + LATEST_TICKS / BLEND_TICKS) * 1.05 + 1e-3,
     )
 )
-"""as plain numbers, of which three are held against each other faster than arrays"""
+"""as plain numbers, of which three are held against each other faster than arrays; hasty: what a late plan is ahead of
+the robot by when the policy comes in is made up for while it does"""
 _GENTLE = (CALM[1:] / 10).tolist()
 _FREE = 165, 1.4, 2.4
 """of the state: where limits contradict each other walls win over acceleration"""
@@ -77,6 +86,7 @@ class Truth:
     """What the drill knows and the software under test has to find out."""
 
     stops: set[str] = field(default_factory=set)
+    newest_stop: str = ""
     started: bool = True
     holder: str = "policy"
     """policy, human or nobody"""
@@ -237,6 +247,9 @@ class Plant:
             self._braking += 1
             if gains:
                 self._violate("motion while stopped", f"{before} -> {speed}")
+            every = zip(speed, before, _STOP_BRAKING, strict=True)
+            if truth.stops and self.limited and any(abs(new) > max(abs(old) - hard, 1e-3) for new, old, hard in every):
+                self._violate("a stop that brakes softly", f"{before} -> {speed}")
             if self._braking > STOP_TICKS and truth.stops and any(speed):
                 self._violate("stop distance", f"{speed} after {self._braking} commands")
             return

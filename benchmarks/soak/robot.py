@@ -17,7 +17,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from hal.drivers.fake import FAKE_LIMITS, FakeConfig, FakeRobot
 from robot_edge.control.config import LoopConfig
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 
 PLACE = "SOAK_PLACE"
 """environment variable: the directory of the notes"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,6 @@ from pathlib import Path
 from benchmarks.soak.robot import read_notes
 from cloud_learner.buffer.maintenance.maintenance import verify
 from fleet.config.data_directory import DataDirectory
-from robot_edge.uplink.segments import Spool
 
 _ROWS = 1000
 
@@ -61,15 +62,21 @@ def compare(place: Path, data: DataDirectory, robots: Sequence[str]) -> StoredTr
             steps = {note.id: note.steps for note in notes if note.steps}
             acknowledged = {note.id for note in notes if not note.steps}
             found.acknowledged_segments += len(acknowledged)
-            spool = Spool(data.edge(name) / "spool.sqlite")
-            waiting = {segment_id for _, segment_id in spool.waiting(0, 1_000_000)}
+            waiting, recorded_steps = _spooled(data.edge(name) / "spool.sqlite")
             found.spooled_segments += len(waiting)
-            found.recorded_steps += spool.steps_recorded
+            found.recorded_steps += recorded_steps
             found.lost_steps += sum(steps.get(one, 1) for one in (acknowledged | set(steps)) - waiting - set(stored))
-            if not waiting and totals[name].steps != spool.steps_recorded:
-                found.unlike.append(f"{name}: {spool.steps_recorded} recorded, {totals[name].steps} stored")
-            spool.close()
+            if not waiting and totals[name].steps != recorded_steps:
+                found.unlike.append(f"{name}: {recorded_steps} recorded, {totals[name].steps} stored")
     finally:
         store.close()
         ledger.close()
     return found
+
+
+def _spooled(path: Path) -> tuple[set[str], int]:
+    """Ids that wait in a spool, and the steps ever put into it: read from the file, whatever the fleet makes of it."""
+    with contextlib.closing(sqlite3.connect(path)) as spool:
+        waiting = {f"{episode}/{number}" for episode, number in spool.execute("SELECT episode, number FROM segments")}
+        steps = spool.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
+    return waiting, steps[0] if steps else 0

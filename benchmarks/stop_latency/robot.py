@@ -19,7 +19,7 @@ from hal.interfaces.robot import Feedback
 from hal.registry import register
 from hal.safety.limited_robot import LimitedRobot
 from robot_edge.control.config import LoopConfig
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 from wire.clock import Clock
 from wire.errors import DiskFullError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec

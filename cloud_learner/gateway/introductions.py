@@ -35,11 +35,13 @@ class Introductions:
         refused: Counter[str],
         told: PeerBudget,
         task_mismatch: Callable[[str, Hello], str],
+        on_forgotten: Callable[[str], None],
     ) -> None:
         """`spec`: of the robots that are let in; `told`: of what is said in the log; `task_mismatch(name, hello)`: why
-        a robot can do nothing here."""
+        a robot can do nothing here; `on_forgotten(name)`: a peer is none any more."""
         self._channel, self._peers, self._view, self._spec, self._clock = channel, peers, view, spec, clock
         self._refused, self._told, self._task_mismatch = refused, told, task_mismatch
+        self._on_forgotten = on_forgotten
         self._rejections: dict[str, str] = {}
         """by the name of a key: why it was turned away last"""
 
@@ -78,6 +80,7 @@ class Introductions:
         for peer, known in list(self._peers.items()):
             if known.role in CALLERS and now_ns - known.last_message_ns > _FORGET_NS:
                 del self._peers[peer]
+                self._on_forgotten(peer)
 
     def _duplicate_name(self, peer: str, name: str, hello: Hello, now_ns: int, probe: Message) -> str:
         """Why the second connection of a name is not let in, '' for the same process or when the first is gone."""

@@ -27,6 +27,7 @@ from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.introductions import Introductions
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics
+from cloud_learner.gateway.peer_clock import PeerClocks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, event_budget, message_budget
 from cloud_learner.gateway.segment_intake import SegmentIntake
 from cloud_learner.gateway.stop_server import StopServer
@@ -119,6 +120,7 @@ class Gateway:
         self._intake.storage = self.metrics.storage = self._storage
         self._versions = VersionService(channel, self._peers, view, ledger, weights, self._storage, clock, self.refused)
         self._threads: tuple[TaskThread, ...] = (self._storage, self._versions.tasks)
+        self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         self._dispatcher = Dispatcher(
             ledger,
@@ -134,7 +136,15 @@ class Gateway:
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
         self._versions.pinned_version = self._dispatcher.pinned_version
         self._introductions = Introductions(
-            channel, self._peers, view, spec, clock, self.refused, self._told, self._dispatcher.task_mismatch
+            channel,
+            self._peers,
+            view,
+            spec,
+            clock,
+            self.refused,
+            self._told,
+            self._dispatcher.task_mismatch,
+            self._clocks.forget,
         )
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
@@ -272,7 +282,7 @@ class Gateway:
             case VersionActivated(robot=robot) if robot == peer:
                 self._versions.note_activation(peer, message, known.offset_ns or 0)
             case Heartbeat(sent_ns=sent_ns):
-                self._measure_clock(peer, known, sent_ns)
+                known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
                 answer = partial(self._send_hello_ack, peer, sent_ns, now_ns)
                 self._versions.when_received(peer, answer)
             case _ if isinstance(message, CALLS):
@@ -318,7 +328,7 @@ class Gateway:
         if role in _RECORDED:
             run = partial(self._ledger.see_robot, peer, hello.spec, hello.clock, now_ns)
             self._storage.submit(Note(run, key=f"hello {peer}", ordered=True))
-        self._measure_clock(peer, known, hello.sent_ns)
+        known.offset_ns = self._clocks.measure(peer, hello.clock, hello, now_ns)
 
         def welcome() -> None:
             self._send_hello_ack(peer, hello.sent_ns, now_ns)
@@ -330,16 +340,13 @@ class Gateway:
         else:
             welcome()
 
-    def _measure_clock(self, peer: str, known: KnownPeer, sent_ns: int) -> None:
-        """Offset = gateway time - robot time; the smallest sample is the one that waited least on its way."""
-        offset_ns = 0
-        if known.clock != clock_name():
-            sample_ns = self._clock.now_ns() - peer_checks.check_time(sent_ns)
-            offset_ns = sample_ns if known.offset_ns is None else min(sample_ns, known.offset_ns)
-        if known.offset_ns != offset_ns:
-            known.offset_ns = offset_ns
-            run = partial(self._ledger.set_clock_offset, peer, offset_ns, self._clock.now_ns())
-            self._storage.submit(Note(run, key=f"offset {peer}"))
+    def _store_clock_offset(self, peer: str, offset_ns: int, now_ns: int) -> None:
+        run = partial(self._ledger.set_clock_offset, peer, offset_ns, now_ns)
+        self._storage.submit(Note(run, key=f"offset {peer}"))
+
+    def _tell(self, robot: str, kind: str, text: str) -> None:
+        self._view.add_event(kind, text, robot)
+        self._add_event(robot, kind, text)
 
     def _send_hello_ack(self, peer: str, echo_ns: int, received_ns: int) -> None:
         self._channel.send(peer, self._hello_ack(echo_ns, received_ns))

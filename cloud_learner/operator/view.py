@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from cloud_learner.operator.view_models import (
     LOST_AFTER_S,
     MODE_EVENTS,
+    FleetObservation,
     RobotView,
     UnaidedSuccess,
     finite,
@@ -40,23 +39,6 @@ _SAMPLES = 512
 _LONGEST = 2000
 """characters of an event"""
 _MOST_LABELS = 32
-
-
-class FleetObservation(msgspec.Struct, frozen=True):
-    """The fleet at one moment, for programs."""
-
-    robots: dict[str, tuple[float, EdgeStatus | None, RobotState | None]]
-    """by name: seconds since it was heard, its status, and how the scheduler sees it"""
-    trainer: tuple[float, TrainerStatus] | None
-    """seconds since it was heard, and its status"""
-    version: PolicyVersion | None
-    """the newest"""
-    steps_stored: int
-    jobs: tuple[JobState, ...]
-    success: dict[str, float]
-    """by task: of the newest version on the curve"""
-    storage_away_s: float | None
-    """since disk or database take nothing, None: they do"""
 
 
 class FleetView:

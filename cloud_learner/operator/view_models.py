@@ -11,11 +11,12 @@ import msgspec
 
 from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState
-from wire.messages.gateway import EdgeStatus
+from wire.messages.gateway import EdgeStatus, TrainerStatus
 from wire.stop_state import StopState
+from wire.transport.session import SILENT_AFTER_S
 from wire.types import CommandType, EpisodeOutcome, Lease, Mode, PolicyVersion, RobotSpec
 
-LOST_AFTER_S = 2.0
+LOST_AFTER_S = SILENT_AFTER_S
 """a robot without a status for this long counts as lost to people"""
 RECENT_EPISODES = 12
 DROPPED = "dropped:"
@@ -35,6 +36,23 @@ MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
     (Mode.estop, ""): ("estop", "emergency stop released"),
 }
 """(kind, text) of the event when a mode that people see gives way to another"""
+
+
+class FleetObservation(msgspec.Struct, frozen=True):
+    """The fleet at one moment, for programs."""
+
+    robots: dict[str, tuple[float, EdgeStatus | None, RobotState | None]]
+    """by name: seconds since it was heard, its status, and how the scheduler sees it"""
+    trainer: tuple[float, TrainerStatus] | None
+    """seconds since it was heard, and its status"""
+    version: PolicyVersion | None
+    """the newest"""
+    steps_stored: int
+    jobs: tuple[JobState, ...]
+    success: dict[str, float]
+    """by task: of the newest version on the curve"""
+    storage_away_s: float | None
+    """since disk or database take nothing, None: they do"""
 
 
 class RobotView:

@@ -186,7 +186,7 @@ class DataDirectory:
 
     def steps_recorded(self, robot: str) -> int | None:
         """Steps the robot's spool ever took in, None when nobody can say here. The robot must be stopped."""
-        from robot_edge.uplink.segments import Spool
+        from robot_edge.uplink.spool import Spool
 
         path = self.edge(robot) / "spool.sqlite"
         if not path.exists():

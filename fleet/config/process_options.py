@@ -269,6 +269,14 @@ class EdgeOptions(ClientOptions):
             help="Move at most at this share of the velocity limits, above 0 up to 1; `vla-fleet speed` slows further.",
         ),
     ] = 1.0
+    spool_max: Annotated[
+        float,
+        typer.Option(
+            metavar="GB",
+            help="Gigabytes that what waits for the gateway may take on this computer's disk; 0: half of what is free, "
+            "20 at most. Over that, episodes of the policy alone are dropped, oldest first.",
+        ),
+    ] = 0.0
     cpu_control: Core = None
     cpu_driver: Core = None
     metrics_port: MetricsPort = 0

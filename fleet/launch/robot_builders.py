@@ -44,6 +44,7 @@ from robot_edge.runtime.process_group import (
 )
 from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
 from robot_edge.uplink.server import Uplink
+from robot_edge.uplink.spool import quota_bytes
 from robot_edge.uplink.stop_link import OperatorInbox, StopLink
 from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import Clock, MonotonicClock
@@ -82,6 +83,7 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     require_limits(robot, recipe.loop.safety)
     check_speed_limit("--speed-limit", options.speed_limit)
     slowed(compile_limits(robot.spec, recipe.loop.safety), min(recipe.speed_limit, options.speed_limit))
+    quota_bytes("--spool-max", options.spool_max)
     check_devices(watched_devices(recipe.stop_devices + options.stop_devices))
     require_cores(cpu_control=options.cpu_control, cpu_driver=options.cpu_driver)
     # Control sees the driver's process and not the driver, so it is told.
@@ -258,7 +260,8 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     # Before a disk is touched: whoever stands beside the robot can stop it at once.
     stops.start()
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
-        uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops)
+        quota = quota_bytes("--spool-max", options.spool_max)
+        uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota)
         uplink.operator, uplink.keys = inbox, keys
         if options.metrics_port:
             _show_metrics(uplink, clock, options)

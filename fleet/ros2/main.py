@@ -73,6 +73,7 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
         stop_line=_listed(parameters.stop_lines),
         key=_listed(parameters.command_keys),
         speed_limit=parameters.speed_limit,
+        spool_max=parameters.spool_max,
         cpu_control=parameters.cpu_control if parameters.cpu_control >= 0 else None,
         cpu_driver=parameters.cpu_driver if parameters.cpu_driver >= 0 else None,
         metrics_port=parameters.metrics_port,

@@ -33,8 +33,8 @@ from wire.messages.gateway import (
 )
 from wire.stop_state import new_stop_id
 from wire.transport.channel import Channel
-from wire.transport.gateway_clock import GatewayClock
 from wire.transport.keys import default_role
+from wire.transport.peer_clock import PeerClock
 from wire.transport.session import GatewaySession
 from wire.transport.stop_connection import StopConnection
 from wire.types import Lease, OperatorCommandKind, RobotSpec, Role
@@ -111,7 +111,7 @@ class Teleop:
         self._commanded: np.ndarray | None = None
         self._sequence = 0
         """of what was sent, over all leases"""
-        self._gateway_clock = GatewayClock()
+        self._gateway_clock = PeerClock()
         self._stop_due, self._next_stop_ns = "", 0
         """id of a stop that the gateway has not answered yet, and when it is said again"""
         self._stopping = False
@@ -175,7 +175,7 @@ class Teleop:
                 self.link_s = (now_ns - echo_ns) / 1e9
                 if self._stops is not None:
                     self._stops.follow(stop_port)
-                self._gateway_clock.measure(message, now_ns)
+                self._gateway_clock.on_answer(message, now_ns)
             case Rejection(reason=reason):
                 raise RejectedError(f"the gateway refuses '{self._name}': {reason}")
             case ReintroduceRequest():

@@ -40,6 +40,9 @@ class EdgeParameters:
     speed_limit: Annotated[
         float, "share of its velocity limits at which it moves at most; may be set, no higher, while the node is active"
     ] = 1.0
+    spool_max: Annotated[
+        float, "gigabytes that what waits for the gateway may take on the disk; 0: half of what is free, 20 at most"
+    ] = 0.0
     cpu_control: Annotated[int, "the only core that control runs on; -1: any but the first"] = -1
     cpu_driver: Annotated[int, "the only core that the robot's driver runs on; -1: any but the first"] = -1
     metrics_port: Annotated[int, "port for Prometheus, which asks for /metrics; 0: none"] = 0

@@ -160,10 +160,12 @@ def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | int) 
     something; a message on any of them wakes it.
     """
     shutdown = ShutdownSignal()
+    early = False
     while not shutdown.requested:
-        wait_any([gateway, *local], POLL_S)
-        uplink.poll()
-    uplink.poll()
+        wait_any([gateway, *local], 0.0 if early else POLL_S)
+        early = uplink.poll()
+    while uplink.poll():
+        pass
     uplink.control_gone()
     deadline = time.monotonic() + DRAIN_S
     while not uplink.drained and time.monotonic() < deadline:

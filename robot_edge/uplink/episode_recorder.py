@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from robot_edge.uplink.segments import SegmentBuilder, Spool
+from robot_edge.uplink.segments import SegmentBuilder
+from robot_edge.uplink.spool import Spool
 from wire.clock import Clock
-from wire.errors import StorageError
+from wire.errors import DiskFullError, StorageError
 from wire.messages.gateway import Nack, Segment
 from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.channel import Channel
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 
 _BROKEN_OFF_S = 30.0
 """an episode without a step for so long is over: control records one in every tick, or ends it sooner"""
+_ROOM_BYTES = 16 * 1024 * 1024
+"""so much of the spool is dropped at once when the disk is full: a disk that others fill has to give way too"""
 
 
 class EpisodeRecorder:
@@ -32,7 +35,8 @@ class EpisodeRecorder:
         """when the newest step came"""
         self._unspooled: list[tuple[Segment, Segment | None]] = []
         """with what the episode ends with should nothing follow"""
-        self._storage_fault = ""
+        self.storage_fault = ""
+        """why the robot holds: the spool takes nothing more; '' while it does"""
         self._lost_episode, self._lost_told = "", True
         """id of the newest one of which steps are missing, and whether control was told"""
         if (ending := spool.ending()) is not None:
@@ -84,7 +88,7 @@ class EpisodeRecorder:
 
     def report_storage(self) -> None:
         """Tell control whether the spool takes segments."""
-        self._control.send(Nack(self._storage_fault))
+        self._control.send(Nack(self.storage_fault))
 
     def poll(self) -> None:
         """Write what is not yet durable; end an episode that goes on no more; say of which steps are missing."""
@@ -102,18 +106,34 @@ class EpisodeRecorder:
             self._spool_waiting()
 
     def _spool_waiting(self) -> None:
-        """When the disk does not take it the robot holds and nothing is dropped."""
-        while self._unspooled:
+        """When the disk does not take it the robot holds and nothing is dropped that somebody acted in."""
+        fault = ""
+        while self._unspooled and not fault:
             try:
-                self._spool.put(*self._unspooled[0])
+                self._put_first()
             except StorageError as error:
-                if not self._storage_fault:
-                    log.error("robot '%s' holds: %s", self._name, error)
-                    self._storage_fault = str(error)
-                    self.report_storage()
-                return
-            self._unspooled.pop(0)
-            if self._storage_fault:
+                fault = str(error)
+        if not fault and self._spool.is_full:
+            # What is recorded until the robot holds is taken in as well.
+            fault = (
+                f"the spool is full: {self._spool.size / 1e9:.3g} GB wait for the gateway, and nothing of it may be "
+                "dropped, for a person or a script had a hand in it. Mend the connection, or give it more room with "
+                "--spool-max"
+            )
+        if bool(fault) != bool(self.storage_fault):
+            if fault:
+                log.error("robot '%s' holds: %s", self._name, fault)
+            else:
                 log.info("robot '%s': the spool takes segments again.", self._name)
-                self._storage_fault = ""
-                self.report_storage()
+            self._control.send(Nack(fault))
+        self.storage_fault = fault
+
+    def _put_first(self) -> None:
+        segment, ending = self._unspooled[0]
+        try:
+            self._spool.put(segment, ending)
+        except DiskFullError:
+            if not self._spool.make_room(_ROOM_BYTES):
+                raise
+            self._spool.put(segment, ending)
+        self._unspooled.pop(0)

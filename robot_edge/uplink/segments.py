@@ -1,25 +1,15 @@
-"""Segments on the robot: made of steps and frames, and durable until they are acknowledged."""
+"""Segments on the robot: made of the steps and frames of an episode."""
 
 from __future__ import annotations
 
 import copy
-import sqlite3
 from collections import deque
-from pathlib import Path
 
 import cv2
 import msgspec
 import numpy as np
 
-from wire.codec import decode, encode
-from wire.errors import (
-    CorruptDataError,
-    DiskFullError,
-    InvalidDataError,
-    NotWritableError,
-    StorageError,
-    storage_errors,
-)
+from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, RecordedChunk, Segment, TerminalObservation
 from wire.types import Episode, EpisodeOutcome, Step
 
@@ -153,115 +143,3 @@ class SegmentBuilder:
         )
         self._index += 1
         return segment
-
-
-class Spool:
-    """Segments wait here until the gateway has acknowledged them: first in, first out; `forget` takes one out for good.
-
-    Beside them lies what the episode ends with that goes on, in case its next segment never comes.
-
-    SQLite does the hard part (atomic, durable, checked); a kill at any point leaves either the whole segment or none.
-    Used by one process at a time.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open or create the spool. Raises `StorageError` that says what to do."""
-        self._path = path
-        with storage_errors("opening the spool", path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._db = sqlite3.connect(path)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS segments (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,"
-                " data BLOB NOT NULL)"
-            )
-            self._db.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)")
-            self._db.execute("CREATE TABLE IF NOT EXISTS running (ending BLOB NOT NULL)")
-            # Nobody else writes here, so what a status asks for is known without asking the file.
-            count, newest = self._db.execute("SELECT count(*), max(row) FROM segments").fetchone()
-            steps = self._db.execute("SELECT value FROM counters WHERE name = 'steps'").fetchone()
-            self._count: int = count
-            self.newest: int = newest or 0
-            """row of the newest segment ever put in, 0 when there was none"""
-            self.steps_recorded: int = steps[0] if steps else 0
-            """steps ever put in, acknowledged or not"""
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-
-    def __len__(self) -> int:
-        return self._count
-
-    def put(self, segment: Segment, ending: Segment | None = None) -> None:
-        """Durable when this returns; nothing of it is kept when it raises.
-
-        `ending`: the episode's last segment if this process dies before it puts the next one; None when it is over.
-        """
-        try:
-            with self._db:
-                put = self._db.execute("INSERT INTO segments (id, data) VALUES (?, ?)", (segment.id, encode(segment)))
-                self._db.execute(
-                    "INSERT INTO counters VALUES ('steps', ?)"
-                    " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-                    (segment.steps,),
-                )
-                self._db.execute("DELETE FROM running")
-                if ending is not None:
-                    self._db.execute("INSERT INTO running VALUES (?)", (encode(ending),))
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        self.newest = put.lastrowid or self.newest
-        self._count += 1
-        self.steps_recorded += segment.steps
-
-    def waiting(self, after: int, count: int) -> list[tuple[int, str]]:
-        """(row, id) of up to `count` segments with a row above `after`, oldest first."""
-        query = "SELECT row, id FROM segments WHERE row > ? ORDER BY row LIMIT ?"
-        return self._db.execute(query, (after, count)).fetchall()
-
-    def get(self, row: int) -> Segment | None:
-        """The segment in `row`, or None if it was forgotten meanwhile."""
-        found = self._db.execute("SELECT data FROM segments WHERE row = ?", (row,)).fetchone()
-        if found is None:
-            return None
-        return self._decode(found[0], f"row {row}")
-
-    def ending(self) -> Segment | None:
-        """The `ending` that was put last: whoever opens the spool finds the end of what a dead process recorded."""
-        found = self._db.execute("SELECT ending FROM running").fetchone()
-        return None if found is None else self._decode(found[0], "the end of the running episode")
-
-    def forget(self, ids: tuple[str, ...]) -> None:
-        """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped: even forgetting needs some room."""
-        try:
-            with self._db:
-                gone = self._db.executemany("DELETE FROM segments WHERE id = ?", [(segment_id,) for segment_id in ids])
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        self._count -= gone.rowcount
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _decode(self, data: bytes, what: str) -> Segment:
-        segment = decode(data, stored=True)
-        if not isinstance(segment, Segment):
-            raise CorruptDataError(
-                f"{what} in {self._path} is a {type(segment).__name__}. Move the file away to start anew."
-            )
-        return segment
-
-    def _explain(self, error: sqlite3.Error) -> StorageError:
-        text = str(error)
-        if "full" in text:
-            return DiskFullError(
-                f"the spool {self._path}: the disk is full. Free some room; the robot holds until then."
-            )
-        if "readonly" in text or "unable to open" in text or "permission" in text:
-            return NotWritableError(f"the spool {self._path} may not be written ({text}). Fix its permissions.")
-        if "malformed" in text or "not a database" in text:
-            return CorruptDataError(
-                f"the spool {self._path} is damaged ({text}). Move it away; unsent segments in it are not lost."
-            )
-        return StorageError(f"the spool {self._path}: {text}.")

@@ -1,21 +1,25 @@
 """The uplink process: makes what control recorded durable, sends it, and brings weights, jobs and commands down.
 
 One outbound line to the gateway. When it is cut the robot works on and the spool grows; when it is back the spool
-drains. Nothing is forgotten before it is acknowledged.
+drains. Nothing is forgotten before it is acknowledged, but for what the spool has no room for and nobody acted in but
+the policy (`robot_edge.uplink.spool`). Heartbeats and what people see go first, then segments, in the spool's order,
+then pictures.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
-from robot_edge.uplink.segments import Spool, encode_jpeg
+from robot_edge.uplink.gateway_link import GatewayLink
+from robot_edge.uplink.segment_sender import SegmentSender
+from robot_edge.uplink.segments import encode_jpeg
+from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weight_client import WeightClient
@@ -26,7 +30,6 @@ from wire.messages.gateway import (
     Ack,
     EdgeEvent,
     EdgeStatus,
-    Heartbeat,
     Hello,
     HelloAck,
     Job,
@@ -50,23 +53,19 @@ from wire.messages.local import (
     StepRecorded,
 )
 from wire.transport.channel import Channel
-from wire.transport.gateway_clock import GatewayClock
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 500
-"""messages of one channel that are handled before the next one is looked at"""
-_WINDOW = 8
-_RESEND_S = 5.0
-_HEARTBEAT_S = 1.0
+_SLICE_NS = 50_000_000
+"""so long messages of one channel are handled before the next one is looked at"""
+_REPORT_NS = 10_000_000_000
+"""between two words on what was dropped"""
 _PREVIEW_S = 0.1
 """between two pictures for people while somebody looks"""
 _UNWATCHED_S = 1.0
 """the same while nobody does: a page that is opened has something to show"""
 _LARGER_NS = 1_000_000_000
 """for so long after a larger picture no small one is sent in its place"""
-_EVENTS = 100
-"""newest events kept while the gateway cannot be reached"""
 
 
 class Uplink:
@@ -82,18 +81,18 @@ class Uplink:
         clock: Clock,
         segment_steps: int = 80,
         stops: StopLink | None = None,
+        spool_bytes: int = 0,
     ) -> None:
         """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
-        told of stops. Raises `StorageError`."""
+        told of stops. `spool_bytes`: as of `Spool`. Raises `StorageError`."""
         self.name = name
-        self.spool = Spool(directory / "spool.sqlite")
+        self.spool = Spool(directory / "spool.sqlite", spool_bytes)
+        self.link = GatewayLink(name, gateway, clock)
+        self.sender = SegmentSender(self.spool, gateway, clock)
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
-        self.rejection = ""
         self.status: EdgeStatus | None = None
         """the newest one, with what the uplink itself knows"""
-        self.heard_ns = clock.now_ns()
-        """when the gateway spoke last; before that, when this uplink began"""
         self.newest_version = 0
         """that was announced, whether it is here or not"""
         self.operator: Channel | None = None
@@ -105,37 +104,43 @@ class Uplink:
         self._control = control
         self._inference = inference
         self._clock = clock
-        self._hello: Hello | None = None
-        self._accepted = False
         self._watched = False
         self._job: Job | None = None
-        self._activated: VersionActivated | None = None
-        self._in_flight: dict[str, int] = {}
-        self._sent_row = 0
-        self._progress_ns = clock.now_ns()
-        self._next_heartbeat_ns = 0
         self._next_preview_ns: dict[str, int] = {}
         self._larger_ns: dict[str, int] = {}
         self._control_done = False
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
+        self._status_is_new = False
+        self._next_report_ns = 0
+        self._gateway_fault = ""
         self._acknowledged: list[str] = []
         self._commands = StickyCommands()
         self._stops = stops
-        self._gateway_clock = GatewayClock()
-        self._events: deque[EdgeEvent] = deque(maxlen=_EVENTS)
 
     @property
     def accepted(self) -> bool:
         """Whether the gateway has let this robot in, as far as is known."""
-        return self._accepted
+        return self.link.accepted
+
+    @property
+    def rejection(self) -> str:
+        """Why the gateway does not, '' when it did not say."""
+        return self.link.rejection
+
+    @property
+    def heard_ns(self) -> int:
+        """When the gateway spoke last; before that, when this uplink began."""
+        return self.link.heard_ns
 
     @property
     def drained(self) -> bool:
         """Control has finished and everything it recorded is acknowledged."""
         return self._control_done and not self._recorder.unspooled and len(self.spool) == 0
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
+        """Whether it stopped early, for the sake of what is due meanwhile, and should be called again at once."""
+        early = False
         for channel, handle in (
             (self._control, self._from_control),
             (self._inference, self._from_inference),
@@ -144,16 +149,23 @@ class Uplink:
             (self.keys, self._from_operator),
         ):
             if channel is not None:
-                for message in itertools.islice(iter(channel.recv, None), _AT_ONCE):
-                    handle(message)
+                early |= self._handle_all(channel, handle)
         if self._stops is not None:
             for detail in self._stops.pop_refused():
-                self._keep_event(EdgeEvent(self.name, self._clock.now_ns(), "refused", detail))
+                self._add_event("refused", detail)
         self._recorder.poll()
-        self._send_segments()
-        self._send_events()
-        self.weights.poll()
-        self._greet()
+        self._forget()
+        self._report_dropped()
+        if self._status_is_new and self._last_status is not None:
+            self._show_status(self._last_status)
+        self.link.poll()
+        if self.link.open:
+            self.sender.poll()
+        else:
+            self.spool.sends_at_once = False
+        if self.weights.poll():
+            self._send_weights()
+        return early
 
     def stop(self) -> None:
         """Ask control to finish; `drained` turns true when all is safe in the cloud."""
@@ -169,10 +181,23 @@ class Uplink:
     def report_drained(self) -> None:
         """Tell the gateway the final counters of the spool."""
         if self._last_status is not None:
-            self._send_status(self._last_status)
+            self._show_status(self._last_status)
+            self.link.poll()
 
     def close(self) -> None:
         self.spool.close()
+
+    def _handle_all(self, channel: Channel, handle: Callable[[Message], None]) -> bool:
+        """Whether there may be more, after so long that others should have their turn."""
+        if (message := channel.recv()) is None:
+            return False
+        started_ns = self._clock.now_ns()
+        while message is not None:
+            handle(message)
+            if self._clock.now_ns() - started_ns > _SLICE_NS:
+                return True
+            message = channel.recv()
+        return False
 
     # --- from this computer ---------------------------------------------------------------------------------------
 
@@ -183,19 +208,18 @@ class Uplink:
             case FrameRecorded():
                 self._frame(message)
             case EdgeStatus():
-                self._last_status = message
-                self._send_status(message)
+                # of several that waited only the newest is news
+                self._last_status, self._status_is_new = message, True
             case EdgeEvent():
                 self._keep_event(message)
             case Hello():
-                self._hello = msgspec.structs.replace(message, name=self.name, clock=clock_name())
-                self._accepted, self._next_heartbeat_ns = False, 0
+                self.link.introduce(msgspec.structs.replace(message, name=self.name, clock=clock_name()))
                 self._control_done = False
                 if self._control_pid not in (0, message.pid):
                     # Whoever recorded the running episode is gone.
                     self._recorder.break_off()
                 self._control_pid = message.pid
-                for waiting in (self._commands.state(), self._job, self._activated):
+                for waiting in (self._commands.state(), self._job, self.link.activated):
                     if waiting is not None:
                         self._control.send(waiting)
                 # Also when nothing is wrong: an earlier uplink may have said that something was.
@@ -206,30 +230,50 @@ class Uplink:
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
-    def _send_events(self) -> None:
-        while self._accepted and self._events and self._gateway.send(self._events[0]):
-            self._events.popleft()
+    def _add_event(self, kind: str, detail: str) -> None:
+        self._keep_event(EdgeEvent(self.name, self._clock.now_ns(), kind, detail))
 
     def _keep_event(self, event: EdgeEvent) -> None:
-        self._events.append(event)
+        self.link.add_event(event)
         if self.operator is not None:
             self.operator.send(event)
 
-    def _send_status(self, status: EdgeStatus) -> None:
+    def _show_status(self, status: EdgeStatus) -> None:
+        self._status_is_new = False
         whole = msgspec.structs.replace(
             status,
             steps_recorded=self.spool.steps_recorded,
+            steps_dropped=self.spool.dropped.steps,
             spooled=len(self.spool) + self._recorder.unspooled,
+            detail="; ".join(filter(None, (status.detail, self._recorder.storage_fault))),
             control_pid=self._control_pid,
             inference_pid=self._inference_pid,
             uplink_pid=os.getpid(),
         )
         self.status = whole
+        self.link.show_status(whole)
         if self.operator is not None:
-            self.operator.send(whole)
-        # A gateway that does not know this robot yet must first hear its name.
-        if self._accepted:
-            self._gateway.send(whole)
+            silent = "the gateway is silent" if self.link.silent else ""
+            shown = "; ".join(filter(None, (whole.detail, silent)))
+            self.operator.send(msgspec.structs.replace(whole, detail=shown))
+
+    def _report_dropped(self) -> None:
+        """Tell people what the spool had no room for: all of it in the end, and not more often than can be read."""
+        spool, now_ns = self.spool, self._clock.now_ns()
+        if spool.dropped == spool.reported or not self.link.open or now_ns < self._next_report_ns:
+            return
+        self._next_report_ns = now_ns + _REPORT_NS
+        episodes, steps, size = (now - then for now, then in zip(spool.dropped, spool.reported, strict=True))
+        self._add_event(
+            "dropped",
+            f"the spool had no room (quota {spool.max_bytes / 1e9:.3g} GB): dropped {episodes} episodes of the policy "
+            f"alone, {steps} steps, {size / 1e6:.1f} MB; {spool.dropped.steps} steps in all. Give it more with "
+            "--spool-max, or mend the connection.",
+        )
+        try:
+            spool.note_reported()
+        except StorageError as error:
+            log.error("robot '%s': %s", self.name, error)
 
     def _from_inference(self, message: Message) -> None:
         match message:
@@ -237,10 +281,8 @@ class Uplink:
                 self._inference_pid = message.pid
                 self._send_weights()
             case VersionActivated():
-                self._activated = message
                 self._control.send(message)
-                if self._accepted:
-                    self._gateway.send(message)
+                self.link.send_activation(message)
             case EdgeEvent():
                 self._keep_event(message)
             case _:
@@ -249,7 +291,7 @@ class Uplink:
     def _frame(self, message: FrameRecorded) -> None:
         camera, frame = message.camera, message.frame
         jpeg = self._recorder.frame(message)
-        if not self._accepted or frame.time_ns < self._next_preview_ns.get(camera, 0):
+        if frame.time_ns < self._next_preview_ns.get(camera, 0) or not self.link.open or self.link.slow:
             return
         if frame.preview is not None:
             self._larger_ns[camera] = frame.time_ns
@@ -258,7 +300,7 @@ class Uplink:
             return
         pause_s = _PREVIEW_S if self._watched else _UNWATCHED_S
         self._next_preview_ns[camera] = frame.time_ns + int(pause_s * 1e9)
-        self._gateway.send(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
+        self.link.send_preview(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
 
     def _watch(self, watched: bool) -> None:
         """Somebody looks at the page, or nobody does any more."""
@@ -269,6 +311,8 @@ class Uplink:
 
     def _forget(self) -> None:
         """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
+        if not self._acknowledged:
+            return
         try:
             self.spool.forget(tuple(self._acknowledged))
         except StorageError as error:
@@ -279,7 +323,8 @@ class Uplink:
     # --- to and from the gateway ----------------------------------------------------------------------------------
 
     def _from_gateway(self, message: Message) -> None:
-        self.heard_ns = self._clock.now_ns()
+        if self.link.on_message():
+            self.sender.on_heard_again()
         match message:
             case Ack(segments=segments, quarantined=quarantined):
                 if quarantined:
@@ -290,17 +335,16 @@ class Uplink:
                     )
                 done = (*segments, *quarantined)
                 self._acknowledged += done
-                self._forget()
-                for segment_id in done:
-                    self._in_flight.pop(segment_id, None)
-                self._progress_ns = self._clock.now_ns()
+                self.sender.on_answer(done)
+                self.sender.on_credit(message.credit_bytes)
+                self._gateway_fault = ""
             case Nack(reason=reason):
-                log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
-                self._progress_ns = self._clock.now_ns()
+                if reason != self._gateway_fault:
+                    log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
+                self._gateway_fault = reason
             case VersionAvailable(version=version):
                 self.newest_version = version.number
-                if self.weights.fetch(version):
-                    self._send_weights()
+                self.weights.fetch(version)
             case WeightBytes():
                 if self.weights.add_part(message):
                     self._send_weights()
@@ -308,25 +352,16 @@ class Uplink:
                 self._job = message
                 self._control.send(message)
             case OperatorCommand():
-                at_ns = self._gateway_clock.ours(message.captured_ns) if message.captured_ns else 0
+                at_ns = self.link.clock.ours(message.captured_ns) if message.captured_ns else 0
                 self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns, beside=False))
-            case HelloAck():
-                self._gateway_clock.measure(message, self._clock.now_ns())
-                self._watch(message.watched)
-                if self._stops is not None:
-                    self._stops.follow(message.stop_port)
-                if not self._accepted:
-                    self._accepted = True
-                    self.rejection = ""
-                    if self._activated is not None:
-                        self._gateway.send(self._activated)
-                    self._resend_all()
-            case ReintroduceRequest():
-                self._accepted, self._next_heartbeat_ns = False, 0
-            case Rejection(reason=reason):
-                if reason != self.rejection:
-                    log.error("robot '%s' is refused by the gateway: %s", self.name, reason)
-                self.rejection = reason
+            case HelloAck() | ReintroduceRequest() | Rejection():
+                if self.link.handle_message(message):
+                    self.sender.on_connected()
+                if isinstance(message, HelloAck):
+                    self.sender.on_credit(message.credit_bytes)
+                    self._watch(message.watched)
+                    if self._stops is not None:
+                        self._stops.follow(message.stop_port)
             case Stop():
                 self.stop()
             case _:
@@ -343,42 +378,6 @@ class Uplink:
             return
         self._commands.remember(command)
         self._control.send(command)
-
-    def _greet(self) -> None:
-        now_ns = self._clock.now_ns()
-        if self._hello is None or now_ns < self._next_heartbeat_ns:
-            return
-        self._next_heartbeat_ns = now_ns + int(_HEARTBEAT_S * 1e9)
-        if self._accepted:
-            sent = self._gateway.send(Heartbeat(now_ns))
-        else:
-            sent = self._gateway.send(msgspec.structs.replace(self._hello, sent_ns=now_ns))
-        if not sent:
-            # The line is down: introduce ourselves again when it is back, to a gateway that may be a new one.
-            self._accepted = False
-
-    def _send_segments(self) -> None:
-        if not self._accepted:
-            return
-        now_ns = self._clock.now_ns()
-        if self._in_flight and now_ns - self._progress_ns > _RESEND_S * 1e9:
-            self._resend_all()
-        if self._sent_row >= self.spool.newest:
-            return
-        room = _WINDOW - len(self._in_flight)
-        for row, segment_id in self.spool.waiting(self._sent_row, room) if room > 0 else ():
-            segment = self.spool.get(row)
-            if segment is None or not self._gateway.send(segment):
-                return
-            if not self._in_flight:
-                self._progress_ns = now_ns
-            self._in_flight[segment_id] = row
-            self._sent_row = row
-
-    def _resend_all(self) -> None:
-        self._in_flight.clear()
-        self._sent_row = 0
-        self._progress_ns = self._clock.now_ns()
 
     def _send_weights(self) -> None:
         if self.weights.ready is not None:

@@ -22,7 +22,7 @@ from robot_edge.uplink.stop_orders import KINDS, StopOrders
 from wire.messages import Message
 from wire.messages.gateway import HelloAck, OperatorCommand, StopShown
 from wire.transport.channel import Channel
-from wire.transport.gateway_clock import GatewayClock
+from wire.transport.peer_clock import PeerClock
 from wire.transport.shared_channel import SharedChannel
 from wire.transport.stop_connection import StopConnection
 from wire.transport.zmq_channel import ZmqClient, wait_any
@@ -77,7 +77,7 @@ class StopLink:
         matter of stopping."""
         self._robot, self._orders, self._gateway = robot, orders, gateway
         self._handed: deque[OperatorCommand] = deque()
-        self._gateway_clock = GatewayClock()
+        self._gateway_clock = PeerClock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -136,7 +136,7 @@ class StopLink:
             gateway.poll()
         while (message := gateway.recv()) is not None:
             if isinstance(message, HelloAck):
-                self._gateway_clock.measure(message, self._orders.clock.now_ns())
+                self._gateway_clock.on_answer(message, self._orders.clock.now_ns())
             elif self._is_mine(message):
                 at_ns = self._gateway_clock.ours(message.captured_ns) if message.captured_ns else 0
                 self._orders.take(msgspec.structs.replace(message, captured_ns=at_ns, beside=False))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet.cli.client import FleetClient
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 from tests.e2e.chaos_robots import CABLES
 from tests.e2e.test_processes import Job, number, robot
 from wire.messages.fleet import RobotState

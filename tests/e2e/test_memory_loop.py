@@ -98,8 +98,7 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
     assert fleet.ledger.robot_totals()["robot-0"].steps == before
     fleet.server.cut.clear()
     # what the robot believed to be under way is sent again when it introduces itself
-    fleet.robots[0].uplink._welcomed = False
-    fleet.robots[0].uplink._next_heartbeat_ns = 0
+    fleet.robots[0].uplink.link._disconnect()
     fleet.turn(50, 0)
     fleet.drain()
     report = make_report(fleet.data, fleet.recipe, RunCounters(), 1.0)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fleet.config.data_directory import DataDirectory
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "tests.e2e.small_recipes:state"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fleet.config.data_directory import DataDirectory
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 from tests.e2e.ray_nodes import Machines
 from tests.extras import needs
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
+from wire.messages.recording import CameraFrames as CameraFrames
+from wire.messages.recording import RecordedChunk as RecordedChunk
+from wire.messages.recording import TerminalObservation as TerminalObservation
 from wire.stop_state import StopState
 from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
 
@@ -27,6 +29,8 @@ class Hello(Message, frozen=True, eq=False):
     tasks: tuple[str, ...] = ()
     site: str = ""
     """where the robot stands"""
+    wall_ns: int = 0
+    """what the sender takes for the time of day, since 1970; 0: it does not say"""
 
 
 class Heartbeat(Message, frozen=True, eq=False):
@@ -49,40 +53,6 @@ class FetchWeights(Message, frozen=True, eq=False):
 
 
 # --- an edge to the gateway ------------------------------------------------------------------------------------------
-
-
-class CameraFrames(msgspec.Struct, frozen=True, eq=False):
-    """The frames of one camera that a segment brings, each once."""
-
-    times_ns: np.ndarray
-    """int64[F]"""
-    encoded: tuple[bytes, ...]
-    """F JPEG images, RGB"""
-
-
-class RecordedChunk(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """An action chunk as the policy made it."""
-
-    first_tick: int
-    """tick of the episode at which its first action was due: `Segment.chunk_tick` of the steps that it brought"""
-    version: int
-    actions: np.ndarray
-    """float32[H, da]; with a speed-up q, step `chunk_tick + i` executed those from q * i on as one"""
-    observed_ns: int
-    seed: int
-    """`ActionChunk.seed`"""
-    log_prob: float
-    """`ActionChunk.log_prob`"""
-
-
-class TerminalObservation(msgspec.Struct, frozen=True, eq=False):
-    """What was observed after the last action of an episode, before anything was reset."""
-
-    time_ns: int
-    state: np.ndarray
-    """float32[ds]"""
-    frame_times_ns: dict[str, int]
-    """by camera: the time of the frame that was seen; the frame comes like those of steps"""
 
 
 class Segment(Message, frozen=True, eq=False):
@@ -184,6 +154,8 @@ class EdgeStatus(Message, frozen=True, eq=False):
     """a person resets its scene and says how its episodes ended"""
     open_outcome: str = ""
     """how its newest episode ended, while a person may still say otherwise; '' afterwards"""
+    steps_dropped: int = 0
+    """steps of the policy alone that were dropped for want of room in this edge's spool, of `steps_recorded`"""
 
 
 class Preview(Message, frozen=True, eq=False):

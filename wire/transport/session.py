@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import msgspec
 
@@ -14,13 +15,40 @@ from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)
 
+BEAT_S = 1.0
+"""between two heartbeats"""
+SILENT_AFTER_S = 2 * BEAT_S
+"""a peer that was not heard for so long is silent, whichever side says so"""
 _REJECTED_TIMEOUT_S = 5.0
+
+
+class Heartbeats:
+    """The messages that keep a connection. Each names the newest answer, for a round trip of the other side's."""
+
+    def __init__(self) -> None:
+        self._answer = 0, 0
+
+    def on_answer(self, answer: HelloAck, now_ns: int) -> None:
+        """The other side answered the one before, or a hello."""
+        self._answer = answer.received_ns, now_ns
+
+    def forget(self) -> None:
+        """Whoever answers next may be another."""
+        self._answer = 0, 0
+
+    def next(self, now_ns: int) -> Heartbeat:
+        return Heartbeat(now_ns, *self._answer)
+
+
+def stamped(hello: Hello, now_ns: int) -> Hello:
+    """`hello` as it is sent now, by both clocks of this computer."""
+    return msgspec.structs.replace(hello, sent_ns=now_ns, wall_ns=time.time_ns())
 
 
 class GatewaySession:
     """Introduces this process to the gateway, and again after a break; keeps the connection with heartbeats."""
 
-    def __init__(self, channel: Channel, hello: Hello, clock: Clock, every_s: float = 1.0) -> None:
+    def __init__(self, channel: Channel, hello: Hello, clock: Clock, every_s: float = BEAT_S) -> None:
         """`hello` is sent until the gateway accepts it, each time with the time of sending; then a heartbeat, both
         `every_s`."""
         self.accepted = False
@@ -29,6 +57,7 @@ class GatewaySession:
         self.channel = channel
         self._hello = hello
         self._clock = clock
+        self._heartbeats = Heartbeats()
         self._every_ns = round(every_s * 1e9)
         self._next_ns = 0
         self._rejected_ns: int | None = None
@@ -43,8 +72,10 @@ class GatewaySession:
         match message:
             case HelloAck():
                 self.accepted, self.rejection = True, ""
+                self._heartbeats.on_answer(message, self._clock.now_ns())
             case ReintroduceRequest():
                 self.accepted, self._next_ns = False, 0
+                self._heartbeats.forget()
             case Rejection(reason=reason):
                 if reason != self.rejection:
                     log.error("%s '%s' is refused by the gateway: %s", self._hello.role, self._hello.name, reason)
@@ -59,7 +90,7 @@ class GatewaySession:
         if now_ns < self._next_ns:
             return False
         was_accepted = self.accepted
-        due = Heartbeat(now_ns) if was_accepted else msgspec.structs.replace(self._hello, sent_ns=now_ns)
+        due = self._heartbeats.next(now_ns) if was_accepted else stamped(self._hello, now_ns)
         if self.channel.send(due):
             self._next_ns = now_ns + self._every_ns
         else:

@@ -1,4 +1,8 @@
-"""Average what several chunks say about the same tick (ACT, arXiv 2304.13705, section IV-A: temporal ensembling)."""
+"""Average what several chunks say about the same tick (ACT, arXiv 2304.13705, section IV-A: temporal ensembling).
+
+ACT weighs the oldest chunk most. Where answers are late, old chunks know least of what has happened since: on a goal
+that turns round their average was worse than executing late actions as they come, so here the newest weighs most.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ from wire.types import Observation
 
 
 class EnsembleScheduler(AlignedScheduler):
-    """Asks as often as answers come and executes w-weighted averages, w_i = exp(-m i) with i = 0 the oldest chunk.
+    """Asks as often as answers come and executes w-weighted averages, w_i = exp(-m i) with i = 0 the newest chunk.
 
-    A small m trusts new chunks sooner. Late actions are skipped as in `AlignedScheduler`. The chunk that an action is
+    A small m smooths more. Late actions are skipped as in `AlignedScheduler`. The chunk that an action is
     said to be from is the newest of those averaged.
     """
 
-    def __init__(self, tracker: RequestTracker, m: float = 0.01, most: int = 16) -> None:
+    def __init__(self, tracker: RequestTracker, m: float = 2.0, most: int = 16) -> None:
         """`most`: chunks kept."""
         self._m = m
         self._chunks: deque[ScheduledChunk] = deque(maxlen=most)
@@ -33,7 +37,7 @@ class EnsembleScheduler(AlignedScheduler):
         planned = [action for chunk in self._chunks if (action := chunk.at(tick)) is not None]
         if not planned:
             return None
-        weights = np.exp(-self._m * np.arange(len(planned)))
+        weights = np.exp(-self._m * np.arange(len(planned))[::-1])
         actions = np.stack([action for action, _ in planned])
         mean = (weights / weights.sum()) @ actions
         return mean.astype(np.float32), planned[-1][1]

@@ -292,9 +292,10 @@ def test_clock_offsets_are_measured_and_stored_not_applied_to_data(hall: Hall) -
     now = hall.clock.now_ns()
     hall.ask(peer, Hello("robot-0", "edge", "another clock", now - 5_000, 7, samples.spec()))
     stored = [hall.ledger.robot("robot-0")]
-    hall.ask(peer, Heartbeat(now - 3_000), Heartbeat(now - 9_000))
+    # the answer took 1 us, the heartbeat 4
+    hall.ask(peer, Heartbeat(now - 4_000, now, now + 1_000))
     stored.append(hall.ledger.robot("robot-0"))
-    assert [row and row.clock_offset_ns for row in stored] == [5_000, 3_000]
+    assert [row and row.clock_offset_ns for row in stored] == [5_000, 1_500]
 
 
 def valid_segment() -> Segment:

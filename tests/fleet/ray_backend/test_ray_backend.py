@@ -25,7 +25,7 @@ from fleet.ray_backend.resources import (
     living,
     robot_resource,
 )
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 from wire.errors import ConfigError
 from wire.messages.fleet import Capabilities, RobotState
 from wire.transport.keys import make_keys

@@ -163,13 +163,13 @@ def test_rtc_commits_no_more_than_training_knew() -> None:
     assert {row.request.prefix.committed for row in rows[1:] if row.request} == {2}
 
 
-def test_the_ensemble_weighs_the_oldest_most() -> None:
+def test_the_ensemble_weighs_the_newest_most() -> None:
     rows = Simulated(EnsembleScheduler(RequestTracker(SPEC, ChunkingConfig()), m=0.5), [2]).run(20)
     assert asked(rows) == [0, *range(2, 20, 2)]
     # the first one, which the robot waited two ticks for, is over at 18
     assert all(row.action[0] == pytest.approx(row.tick) for row in rows[18:])
     # at tick 7 there are the chunks asked for at 0, 2 and 4
-    weights = np.exp(-0.5 * np.arange(3))
+    weights = np.exp(-0.5 * np.array([2, 1, 0]))
     assert rows[7].action.tolist() == pytest.approx(weights @ [[5, 0], [7, 2], [7, 4]] / weights.sum())
     assert rows[7].chunk.first_tick == 4
 
@@ -177,7 +177,7 @@ def test_the_ensemble_weighs_the_oldest_most() -> None:
 def test_the_ensemble_is_bounded() -> None:
     rows = Simulated(EnsembleScheduler(RequestTracker(SPEC, ChunkingConfig()), most=3), [0]).run(20)
     assert rows[10].action[1] == pytest.approx(
-        np.exp(-0.01 * np.arange(3)) @ [8, 9, 10] / np.exp(-0.01 * np.arange(3)).sum()
+        np.exp(-2.0 * np.arange(3)) @ [10, 9, 8] / np.exp(-2.0 * np.arange(3)).sum()
     )
 
 

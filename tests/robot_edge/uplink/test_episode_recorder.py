@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from robot_edge.runtime.process_group import record_channel
-from robot_edge.uplink.segments import Spool
+from robot_edge.uplink.spool import Spool
 from tests import samples
 from tests.robot_edge.uplink.test_server import SECOND, Desk, segments
+from tests.robot_edge.uplink.test_spool import waiting
 from wire.clock import clock_name
 from wire.messages import Message
 from wire.messages.gateway import Ack, Hello, HelloAck
@@ -130,8 +131,7 @@ def test_an_episode_of_which_nothing_comes_any_more_ends(desk: Desk) -> None:
         desk.control.send(StepRecorded(samples.episode().id, samples.step(tick, frame_ns=41)))
         desk.uplink.poll()
     assert not any(s.last for s in segments(desk.received()))
-    desk.clock.advance(31 * SECOND)
-    desk.uplink.poll()
+    desk.pass_time(31)
     (end,) = (s for s in segments(desk.received()) if s.last)
     assert (end.outcome, end.truncated[-1]) == ("aborted", True)
     assert lost(desk) == []
@@ -198,7 +198,7 @@ def spooled(root: Path) -> list[tuple[int, int, str]]:
     if not (root / "spool.sqlite").exists():
         return []
     with contextlib.closing(Spool(root / "spool.sqlite")) as spool:
-        found = [spool.get(row) for row, _ in spool.waiting(0, 100)]
+        found = [spool.get(row) for row, _ in waiting(spool)]
     return [(s.index, s.steps, s.outcome) for s in found if s is not None]
 
 

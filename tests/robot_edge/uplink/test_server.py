@@ -75,6 +75,12 @@ class Desk:
         self.server.send("robot-0", HelloAck(clock_name(), 1, 1))
         self.uplink.poll()
 
+    def pass_time(self, seconds: float) -> None:
+        """The gateway answers a heartbeat after so long."""
+        self.clock.advance(round(seconds * SECOND))
+        self.server.send("robot-0", HelloAck(clock_name(), self.clock.now_ns(), self.clock.now_ns()))
+        self.uplink.poll()
+
     def record(self, steps: int, number: int = 0, end: bool = True) -> None:
         episode = samples.episode(number=number)
         self.control.send(EpisodeStarted(episode))
@@ -154,11 +160,11 @@ def test_what_is_not_acknowledged_is_sent_again(desk: Desk) -> None:
     desk.hello()
     desk.record(5)
     first = segments(desk.received())
-    desk.clock.advance(4 * SECOND)
-    desk.uplink.poll()
+    for _ in range(4):
+        desk.pass_time(1)
     assert segments(desk.received()) == []
-    desk.clock.advance(2 * SECOND)
-    desk.uplink.poll()
+    for _ in range(2):
+        desk.pass_time(1)
     again = segments(desk.received())
     assert [s.id for s in again] == [s.id for s in first]
 
@@ -170,8 +176,8 @@ def test_a_gateway_that_cannot_store_is_asked_again_later(desk: Desk) -> None:
     desk.server.send("robot-0", Nack("the disk is full"))
     desk.uplink.poll()
     assert len(desk.uplink.spool) == 1
-    desk.clock.advance(6 * SECOND)
-    desk.uplink.poll()
+    for _ in range(6):
+        desk.pass_time(1)
     assert len(segments(desk.received())) == 1
 
 
@@ -222,6 +228,29 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     desk.uplink.poll()
     assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
     assert len(segments(desk.received())) == 1
+
+
+def test_a_full_disk_takes_practice_that_the_gateway_has_nothing_of_before_the_robot_holds(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        desk.record(5, number)
+    put, tries = desk.uplink.spool.put, [True, False]
+
+    def full(segment: Segment, ending: Segment | None) -> None:
+        if tries.pop(0):
+            raise DiskFullError("the disk is full")
+        put(segment, ending)
+
+    monkeypatch.setattr(desk.uplink.spool, "put", full)
+    desk.record(5, 3)
+    assert not any(isinstance(message, Nack) and message.reason for message in desk.to_control())
+    desk.hello()
+    received = desk.received()
+    assert [segment.episode.seed % 10 for segment in segments(received)] == [3]
+    desk.uplink.poll()
+    (event,) = [m for m in [*received, *desk.received()] if isinstance(m, EdgeEvent)]
+    assert event.kind == "dropped" and "3 episodes of the policy alone, 15 steps" in event.detail
 
 
 def test_a_new_uplink_takes_back_what_an_earlier_one_said_of_the_disk(desk: Desk) -> None:

@@ -1,0 +1,198 @@
+"""Sends what lies in the spool: no more at once than the gateway gives credit for and the connection takes in a moment,
+and again what was not answered."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.spool_index import SpooledSegment
+from wire.clock import Clock
+from wire.messages.gateway import FIRST_CREDIT_BYTES
+from wire.transport.channel import Channel
+
+log = logging.getLogger(__name__)
+
+SECOND = 1_000_000_000
+_FIRST_TIMEOUT_NS = 5 * SECOND
+_LEAST_TIMEOUT_NS, _MOST_TIMEOUT_NS = 1 * SECOND, 20 * SECOND
+_BACKOFF_NS = 4 * SECOND
+"""what is not answered is tried again at least so often, unless answers take longer: nobody waits for much more when a
+database is back"""
+_NO_CREDIT_NS = 5 * SECOND
+"""without credit and without a word for so long: one segment goes, for the word may have been lost"""
+_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 128 * 1024, 32 * 1024, 64 * 1024 * 1024
+_WAITS_NS = SECOND // 2
+"""what is sent waits no longer than this behind what was sent before it, so that the newest is never late"""
+_POLL_NS = SECOND // 50
+"""so long at most in one poll"""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A segment under way."""
+
+    segment: SpooledSegment
+    first_ns: int
+    """when it was sent first"""
+    sent_ns: int
+    """and last"""
+
+
+class SegmentSender:
+    """`poll` while the gateway is heard. Of an episode segments are sent in order; one that was lost comes again later.
+
+    The window is what may be under way: within the gateway's credit, it grows while answers come soon and halves when
+    they are late, so little lies in queues that what comes next, or a heartbeat, would have to wait behind.
+    """
+
+    def __init__(self, spool: Spool, gateway: Channel, clock: Clock) -> None:
+        self._spool, self._gateway, self._clock = spool, gateway, clock
+        self._under_way: dict[str, _Sent] = {}
+        """by id, in the order of sending"""
+        self._again: dict[str, SpooledSegment] = {}
+        """by id: were under way when the connection was cut"""
+        self.bytes_under_way = 0
+        """sent and not answered"""
+        self.resent = 0
+        """segments that were sent once more without a cut"""
+        self._credit = FIRST_CREDIT_BYTES
+        self._credit_ns = 0
+        self._window = _FIRST_WINDOW
+        self._halved_ns = 0
+        self._trip_ns = self._variation_ns = 0
+        self._least_trip_ns = 0
+        self._answered_ns = 0
+        """when the newest of those was sent that are answered, of which there is no doubt what was answered"""
+        self._timeout_ns = self._resend_ns = self._heard_again_ns = 0
+
+    def on_connected(self) -> None:
+        """A gateway has let this robot in, perhaps another one: what was under way is sent again, in order and once."""
+        again = {segment_id: sent.segment for segment_id, sent in self._under_way.items()}
+        self._again = {**again, **self._again}
+        self._under_way.clear()
+        self.bytes_under_way = 0
+        self._least_trip_ns = 0
+        self._credit, self._credit_ns = FIRST_CREDIT_BYTES, self._clock.now_ns()
+        self.on_heard_again()
+
+    def on_heard_again(self) -> None:
+        """The gateway was silent: what it has not answered yet may still be answered."""
+        self._heard_again_ns, self._timeout_ns = self._clock.now_ns(), 0
+        self._window = min(self._window, _FIRST_WINDOW)
+
+    def on_credit(self, credit_bytes: int) -> None:
+        """So much may be under way from now on."""
+        self._credit, self._credit_ns = max(0, credit_bytes), self._clock.now_ns()
+
+    def on_answer(self, ids: tuple[str, ...]) -> None:
+        """These need not be sent any more."""
+        now_ns = self._clock.now_ns()
+        for segment_id in ids:
+            self._again.pop(segment_id, None)
+            if (sent := self._under_way.pop(segment_id, None)) is None:
+                continue
+            self._timeout_ns = 0
+            # A stall says nothing of how long answers take.
+            trip_ns = now_ns - max(sent.first_ns, self._heard_again_ns)
+            if sent.sent_ns == sent.first_ns:
+                self._answered_ns = max(self._answered_ns, sent.sent_ns)
+                self._measure(trip_ns, sent.segment.size, now_ns)
+            else:
+                # Perhaps it was lost, or answers take longer than was thought.
+                self._trip_ns = max(self._trip_ns, trip_ns)
+            self.bytes_under_way -= sent.segment.size
+
+    def poll(self) -> None:
+        """Send what may be sent now."""
+        started_ns = now_ns = self._clock.now_ns()
+        if self._under_way and self._may_try(now_ns):
+            self._resend(now_ns)
+        while now_ns - started_ns < _POLL_NS and self._send_next(now_ns):
+            now_ns = self._clock.now_ns()
+        idle = not self._again and self._spool.index.next() is None
+        self._spool.sends_at_once = idle and self._may_send(0, now_ns)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _send_next(self, now_ns: int) -> bool:
+        """Whether something was sent, and there may be more."""
+        if self._again:
+            segment_id, segment = next(iter(self._again.items()))
+            if not self._may_send(segment.size, now_ns):
+                return False
+            if not self._send(segment_id, segment, now_ns):
+                return False
+            del self._again[segment_id]
+            return True
+        if (found := self._spool.index.next()) is None:
+            return False
+        episode, segment = found
+        if not self._may_send(segment.size, now_ns):
+            return False
+        self._spool.begin(episode)
+        if not self._send(f"{episode.id}/{segment.number}", segment, now_ns):
+            return False
+        self._spool.index.pop()
+        return True
+
+    def _send(self, segment_id: str, segment: SpooledSegment, now_ns: int) -> bool:
+        """False when the connection does not take it."""
+        message = self._spool.get(segment.row)
+        if message is None:
+            return True
+        if not self._gateway.send(message):
+            return False
+        before = self._under_way.pop(segment_id, None)
+        if before is None:
+            self.bytes_under_way += segment.size
+        self._under_way[segment_id] = _Sent(segment, before.first_ns if before else now_ns, now_ns)
+        return True
+
+    def _may_send(self, size: int, now_ns: int) -> bool:
+        if self.bytes_under_way:
+            return self.bytes_under_way + size <= min(self._credit, self._window)
+        return self._may_try(now_ns)
+
+    def _may_try(self, now_ns: int) -> bool:
+        """Whether a single segment may go, however large it is."""
+        return self._credit > 0 or now_ns - self._credit_ns > _NO_CREDIT_NS
+
+    def _resend(self, now_ns: int) -> None:
+        """What is overdue, when something that was sent later is answered; else only the first, and ever more rarely:
+        the gateway cannot store now, or is slow."""
+        timeout_ns = self._usual_timeout_ns()
+        first = True
+        for segment_id, sent in list(self._under_way.items()):
+            overdue = now_ns - max(sent.sent_ns, self._heard_again_ns) > timeout_ns
+            if not overdue:
+                return
+            passed = self._answered_ns > sent.sent_ns
+            if passed or (first and now_ns - max(self._resend_ns, self._heard_again_ns) > self._timeout_ns):
+                if not self._send(segment_id, sent.segment, now_ns):
+                    return
+                self.resent += 1
+                if not passed:
+                    self._timeout_ns = max(timeout_ns, min(_BACKOFF_NS, 2 * self._timeout_ns))
+                    self._resend_ns = now_ns
+            first = False
+
+    def _usual_timeout_ns(self) -> int:
+        if not self._trip_ns:
+            return _FIRST_TIMEOUT_NS
+        return min(_MOST_TIMEOUT_NS, max(_LEAST_TIMEOUT_NS, self._trip_ns + 4 * self._variation_ns))
+
+    def _measure(self, trip_ns: int, size: int, now_ns: int) -> None:
+        """A segment was answered `trip_ns` after it was sent, for the first time."""
+        if self._trip_ns:
+            self._variation_ns += (abs(trip_ns - self._trip_ns) - self._variation_ns) // 4
+            self._trip_ns += (trip_ns - self._trip_ns) // 8
+        else:
+            self._trip_ns, self._variation_ns = max(1, trip_ns), trip_ns // 2
+        self._least_trip_ns = min(self._least_trip_ns or trip_ns, trip_ns)
+        if trip_ns > self._least_trip_ns + _WAITS_NS:
+            if now_ns - self._halved_ns > trip_ns:
+                self._window, self._halved_ns = max(_LEAST_WINDOW, self._window // 2), now_ns
+        elif 2 * self.bytes_under_way >= self._window:
+            self._window = min(_MOST_WINDOW, self._window + size)
