@@ -22,6 +22,7 @@ _BACKOFF_NS = 4 * SECOND
 database is back"""
 _NO_CREDIT_NS = 5 * SECOND
 """without credit and without a word for so long: one segment goes, for the word may have been lost"""
+_MOST_TRIES = 64
 _FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 128 * 1024, 32 * 1024, 64 * 1024 * 1024
 _WAITS_NS = SECOND // 2
 """what is sent waits no longer than this behind what was sent before it, so that the newest is never late"""
@@ -66,6 +67,10 @@ class SegmentSender:
         self._answered_ns = 0
         """when the newest of those was sent that are answered, of which there is no doubt what was answered"""
         self._timeout_ns = self._resend_ns = self._heard_again_ns = 0
+        self._refused_ns = -1
+        """when the gateway could not store something last"""
+        self._tries = 1
+        """so many of the overdue are sent again at once; it doubles while they are answered"""
 
     def on_connected(self) -> None:
         """A gateway has let this robot in, perhaps another one: what was under way is sent again, in order and once."""
@@ -100,9 +105,15 @@ class SegmentSender:
                 self._answered_ns = max(self._answered_ns, sent.sent_ns)
                 self._measure(trip_ns, sent.segment.size, now_ns)
             else:
-                # Perhaps it was lost, or answers take longer than was thought.
-                self._trip_ns = max(self._trip_ns, trip_ns)
+                if self._refused_ns < sent.first_ns:
+                    # Answers take longer than was thought.
+                    self._trip_ns = max(self._trip_ns, trip_ns)
+                self._tries = min(_MOST_TRIES, 2 * self._tries)
             self.bytes_under_way -= sent.segment.size
+
+    def on_refused(self) -> None:
+        """Something that is under way could not be stored, and has to come again."""
+        self._refused_ns = self._clock.now_ns()
 
     def poll(self) -> None:
         """Send what may be sent now."""
@@ -160,23 +171,26 @@ class SegmentSender:
         return self._credit > 0 or now_ns - self._credit_ns > _NO_CREDIT_NS
 
     def _resend(self, now_ns: int) -> None:
-        """What is overdue, when something that was sent later is answered; else only the first, and ever more rarely:
-        the gateway cannot store now, or is slow."""
-        timeout_ns = self._usual_timeout_ns()
-        first = True
+        """What is overdue, when something that was sent later is answered. Else only the first, and ever more rarely,
+        for the gateway cannot store now, or is slow; more of them at once while such are answered."""
+        timeout_ns, tries = self._usual_timeout_ns(), 0
+        backoff_ns = max(timeout_ns, min(_BACKOFF_NS, 2 * self._timeout_ns))
+        if now_ns - max(self._resend_ns, self._heard_again_ns) > self._timeout_ns:
+            if self._timeout_ns:
+                # Nothing was answered since the last try.
+                self._tries = 1
+            tries = self._tries
         for segment_id, sent in list(self._under_way.items()):
-            overdue = now_ns - max(sent.sent_ns, self._heard_again_ns) > timeout_ns
-            if not overdue:
+            if now_ns - max(sent.sent_ns, self._heard_again_ns) <= timeout_ns:
                 return
-            passed = self._answered_ns > sent.sent_ns
-            if passed or (first and now_ns - max(self._resend_ns, self._heard_again_ns) > self._timeout_ns):
-                if not self._send(segment_id, sent.segment, now_ns):
-                    return
-                self.resent += 1
-                if not passed:
-                    self._timeout_ns = max(timeout_ns, min(_BACKOFF_NS, 2 * self._timeout_ns))
-                    self._resend_ns = now_ns
-            first = False
+            if self._answered_ns <= sent.sent_ns:
+                if not tries:
+                    continue
+                tries -= 1
+                self._timeout_ns, self._resend_ns = backoff_ns, now_ns
+            if not self._send(segment_id, sent.segment, now_ns):
+                return
+            self.resent += 1
 
     def _usual_timeout_ns(self) -> int:
         if not self._trip_ns:

@@ -339,6 +339,7 @@ class Uplink:
                 self.sender.on_credit(message.credit_bytes)
                 self._gateway_fault = ""
             case Nack(reason=reason):
+                self.sender.on_refused()
                 if reason != self._gateway_fault:
                     log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._gateway_fault = reason

@@ -79,7 +79,7 @@ class Spool:
         try:
             self._db = sqlite3.connect(path)
             # A segment is long: of larger pages there is less to read and to free.
-            self._db.execute("PRAGMA page_size=16384")
+            self._db.execute("PRAGMA page_size=8192")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(

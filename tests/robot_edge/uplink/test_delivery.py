@@ -167,6 +167,25 @@ def test_after_a_cut_what_was_under_way_comes_again_in_order_and_once(tmp_path: 
     world.close()
 
 
+def test_a_gateway_that_could_not_store_for_long_is_tried_gently_and_has_all_soon_after(tmp_path: Path) -> None:
+    """Its answers take half a second, and all that was under way is gone."""
+    world = World(tmp_path, plan=FaultPlan((FaultWindow(delay_s=0.25),)))
+    world.pass_time(2)
+    world.record(20)
+    world.pass_time(3)
+    world.gateway.cannot_store = True
+    for _ in range(30):
+        world.record(10)
+    world.say_all()
+    world.pass_time(60)
+    assert len(world.uplink.sender._under_way) > 20
+    assert world.uplink.sender.resent < 40, "one at a time, every few seconds"
+    world.gateway.cannot_store = False
+    assert world.drain() < 12
+    assert len(world.gateway.stored) == 32
+    world.close()
+
+
 def test_corrections_overtake_a_backlog_and_the_running_episode_overtakes_older_ones(world: World) -> None:
     world.gateway.stands_still = True
     world.pass_time(5)

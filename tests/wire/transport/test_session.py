@@ -42,6 +42,19 @@ def test_a_hello_is_repeated_until_it_is_answered_then_come_heartbeats(scene: Sc
     assert not scene.session.handle_message(Heartbeat(1))
 
 
+def test_a_heartbeat_names_the_answer_before_it_and_none_of_a_gateway_that_is_gone(scene: Scene) -> None:
+    (hello,) = scene.said(1.0)
+    assert isinstance(hello, Hello) and hello.wall_ns > 0
+    scene.session.handle_message(HelloAck("c", 77, 1))
+    (beat,) = scene.said(1.0)
+    assert isinstance(beat, Heartbeat) and (beat.echo_ns, beat.echoed_ns) == (77, SECOND)
+    scene.session.handle_message(ReintroduceRequest())
+    assert isinstance(scene.said(1.0)[0], Hello)
+    scene.session.handle_message(HelloAck("another", 5, 1))
+    (beat,) = scene.said(1.0)
+    assert isinstance(beat, Heartbeat) and (beat.echo_ns, beat.echoed_ns) == (5, 3 * SECOND)
+
+
 def test_a_new_gateway_is_told_at_once(scene: Scene) -> None:
     scene.session.handle_message(HelloAck("c", 1, 1))
     scene.said()
