@@ -16,6 +16,7 @@ GROUPS = {
     # whole fleets of real processes, few at a time; each one waits a lot
     "fleets that are killed": ("tests/e2e/test_processes.py", "tests/e2e/test_chaos.py", "*/test_operator_browser.py"),
     "fleets": ("tests/e2e/test_small_fleet.py", "tests/e2e/test_hold.py", "tests/e2e/test_examples.py"),
+    "bad networks": ("tests/e2e/test_nat.py", "tests/e2e/test_soak.py"),
     # lerobot's import takes 16 s
     "lerobot": (
         "tests/e2e/test_policies.py",

@@ -140,12 +140,16 @@ def _check_frame(data: bytes | memoryview, stored: bool) -> None:
     if len(data) < 2:
         raise ProtocolError(f"{len(data)} bytes are no message.")
     if data[0] != PROTOCOL_VERSION and not stored:
-        raise ProtocolVersionError(
-            f"the other side speaks protocol {data[0]}, this side {PROTOCOL_VERSION}:"
-            " install the same vla-fleet on both."
-        )
+        raise ProtocolVersionError(_version_mismatch(data[0]))
     if len(data) > SHOWN_BYTES:
         _check_size(data)
+
+
+def _version_mismatch(theirs: int) -> str:
+    """Which side is to be upgraded, told where that can be done or not."""
+    age, where = ("older", "there") if theirs < PROTOCOL_VERSION else ("newer", "here")
+    text = f"the other side speaks protocol {theirs}, {age} than this side's {PROTOCOL_VERSION}"
+    return f"{text}: upgrade vla-fleet {where}."
 
 
 def _check_size(data: bytes | memoryview) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -46,6 +47,10 @@ _ARRAYS = (
 )
 
 
+_REMEMBERED, _REMEMBERED_BYTES = 500, 16 * 1024
+"""what can be said again"""
+
+
 class Mutation(StrEnum):
     """What is done to a message."""
 
@@ -63,6 +68,7 @@ class Mutation(StrEnum):
     turned = "some bits turned"
     noise = "no message at all"
     version = "another protocol version"
+    replayed = "one of those before, again, perhaps by another key"
 
 
 class Format(NamedTuple):
@@ -97,9 +103,16 @@ class Mutator:
     def __init__(self, seed: int, form: Format = MESSAGES) -> None:
         self._random, self._form = random.Random(seed), form
         self._kinds = list(Mutation)
+        self._made: deque[bytes] = deque(maxlen=_REMEMBERED)
 
     def mutate(self, data: bytes, tags: list[str]) -> tuple[Mutation, bytes]:
         """What was done to the message in `data`, and what came of it. `tags`: of all messages."""
+        kind, made = self._mutated(data, tags)
+        if len(made) <= _REMEMBERED_BYTES:
+            self._made.append(made)
+        return kind, made
+
+    def _mutated(self, data: bytes, tags: list[str]) -> tuple[Mutation, bytes]:
         kind, head = self._random.choice(self._kinds), self._form.head
         # Those cost a hundred times as much as others.
         if kind is Mutation.large and self._random.random() < 0.9:
@@ -107,6 +120,8 @@ class Mutator:
         match kind:
             case Mutation.none:
                 return kind, data
+            case Mutation.replayed:
+                return kind, self._random.choice(self._made or [data])
             case Mutation.cut:
                 return kind, data[: self._random.randrange(len(data))]
             case Mutation.turned:

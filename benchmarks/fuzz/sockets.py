@@ -33,7 +33,9 @@ _TIMEOUT_S = 60.0
 _REQUEST_S = 0.2
 _SETTLE_S = 0.02
 _NO_KEY = "no key"
-_STRANGER = "a key that is not filed"
+_STRANGER, _FOREIGN = "a key that is not filed", "robot-5"
+_TRIES = 20
+"""messages that do not leave him, and a stranger connects anew"""
 _REQUESTS = (
     b"GET / HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
     b"GET /static/../app.py HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -53,9 +55,9 @@ class SocketGatewayTarget:
     form = MESSAGES
 
     def __init__(self, root: Path) -> None:
-        keys, foreign = root / "keys", root / "foreign"
+        keys, self._foreign = root / "keys", root / "foreign"
         make_keys(keys, ["gateway", VICTIM, "trainer", "console", *ATTACKERS])
-        make_keys(foreign, ["robot-5"])
+        make_keys(self._foreign, [_FOREIGN])
         self._keys = keys
         self._ports = [
             ZmqServer("tcp://127.0.0.1:*", keys, apart=True),
@@ -69,7 +71,9 @@ class SocketGatewayTarget:
         self.colleagues = Colleagues(self._bench, *self._clients)
         self._until(lambda: self._bench.ledger.episodes_of_robot(VICTIM) == 1)
         self._sockets = {name: [self._socket(port.endpoint, name, keys) for port in self._ports] for name in ATTACKERS}
-        self._sockets[_STRANGER] = [self._socket(port.endpoint, "robot-5", foreign) for port in self._ports]
+        self._sockets[_STRANGER] = [self._socket(port.endpoint, _FOREIGN, self._foreign) for port in self._ports]
+        self.kept_out = 0
+        """messages of the stranger that could not leave him, for he is cut"""
         for name in ATTACKERS:
             if name != UNGREETED:
                 self._send(self._sockets[name][0], [encode(hello(name, ATTACKERS[name]))])
@@ -87,7 +91,10 @@ class SocketGatewayTarget:
                 self._speak(self._ports[stops].endpoint, data)
             return
         parts = [data] if draw.random() < 0.9 else [data, b"", data[:5]]
-        self._send(self._sockets[who][stops], parts)
+        if who == _STRANGER:
+            self._send_uninvited(stops, parts)
+        else:
+            self._send(self._sockets[who][stops], parts)
 
     def settle(self) -> None:
         for _ in range(4):
@@ -106,7 +113,7 @@ class SocketGatewayTarget:
         return self._bench.fingerprint()
 
     def refused(self) -> Counter[str]:
-        return self._bench.refused()
+        return self._bench.refused() + Counter({"kept out": self.kept_out})
 
     def close(self) -> None:
         for sockets in self._sockets.values():
@@ -142,6 +149,16 @@ class SocketGatewayTarget:
                 if time.monotonic() > deadline_s:
                     raise
                 self.settle()
+
+    def _send_uninvited(self, stops: bool, parts: list[bytes]) -> None:
+        """The gateway cuts who is not filed and says too much, and lets few in again: he comes back, and goes on."""
+        try:
+            self._sockets[_STRANGER][stops].send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            self.kept_out += 1
+            if self.kept_out % _TRIES == 0:
+                self._sockets[_STRANGER][stops].close(0)
+                self._sockets[_STRANGER][stops] = self._socket(self._ports[stops].endpoint, _FOREIGN, self._foreign)
 
     def _speak(self, endpoint: str, data: bytes) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

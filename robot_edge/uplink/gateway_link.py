@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+import msgspec
+
 from wire.clock import Clock
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -74,9 +76,11 @@ class GatewayLink:
         return max(waits_ns, self._trip_ns) > _SLOW_NS
 
     def introduce(self, hello: Hello) -> None:
-        """Control says what the robot is; the gateway is told at once."""
-        self._hello = hello
-        self._disconnect()
+        """Control says what the robot is; the gateway is told at once, unless it was told the same."""
+        # Control repeats it every two seconds, and what is under way is sent again after each introduction.
+        if self._hello is None or msgspec.structs.astuple(hello) != msgspec.structs.astuple(self._hello):
+            self._hello = hello
+            self._disconnect()
 
     def show_status(self, status: EdgeStatus) -> None:
         """The newest one; one before it that has not left is of no use any more."""

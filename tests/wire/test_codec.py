@@ -95,9 +95,11 @@ def test_golden_bytes_of_the_wire() -> None:
     assert digest[:16] == GOLDEN_SEGMENT
 
 
-def test_another_protocol_version_says_what_to_do() -> None:
-    with pytest.raises(ProtocolError, match="speaks protocol 6, this side 5: install the same"):
+def test_another_protocol_version_says_which_side_to_upgrade() -> None:
+    with pytest.raises(ProtocolError, match="protocol 6, newer than this side's 5: upgrade vla-fleet here"):
         decode(b"\x06" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="protocol 4, older than this side's 5: upgrade vla-fleet there"):
+        decode(b"\x04" + encode(Heartbeat(1))[1:])
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\xc1", b"\x05" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])

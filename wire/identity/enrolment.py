@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq
 
-from wire.errors import ConfigError, RejectedError, WireError, storage_errors
+from wire.errors import ConfigError, ProtocolVersionError, RejectedError, WireError, storage_errors
 from wire.identity.join_tokens import Invitation, read_token
 from wire.messages.joining import Join, Joined
 from wire.transport.keys import (
@@ -81,6 +81,8 @@ def _ask(gateway: str, invitation: Invitation, pair: KeyPair, answer_s: float) -
             wait_any([channel], 0.05)
             if isinstance(answer := channel.recv(), Joined):
                 return answer
+        if channel.refused[ProtocolVersionError.reason]:
+            raise WireError(shown.refusal)
         if shown.succeeded:
             raise RejectedError(
                 f"the gateway at {gateway} does not take the token: it was used, has expired or was never made there. "

@@ -9,7 +9,14 @@ from pathlib import Path
 import zmq
 
 from wire.codec import decode
-from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, StorageError, storage_errors
+from wire.errors import (
+    ConfigError,
+    MessageTooLargeError,
+    ProtocolError,
+    ProtocolVersionError,
+    StorageError,
+    storage_errors,
+)
 from wire.identity.admission import TcpConnection
 from wire.identity.join_tokens import TokenRefusal, redeem
 from wire.identity.keyring import Keyring
@@ -65,6 +72,10 @@ class Guests:
             return None
         try:
             message = decode(word.bytes)
+        except ProtocolVersionError as error:
+            # Nothing is said that the answer's first byte does not say.
+            self._refusals.note(RefusalReason.version, "unknown", f"from {address}: {error}", address)
+            return Rejection(str(error))
         except (ProtocolError, MessageTooLargeError):
             self._refusals.counts[RefusalReason.malformed] += 1
             return None

@@ -34,6 +34,8 @@ class RefusalReason(StrEnum):
     wrong_name = "wrong_name"
     wrong_role = "wrong_role"
     """a message, or a `Hello`, that the role of the key may not send"""
+    version = "version"
+    """of another protocol version"""
     malformed = "malformed"
     too_large = "too_large"
     no_hello = "no_hello"

@@ -72,13 +72,13 @@ class HandshakeWatch:
                 self._forget()
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._ended_s = now_s
-                self._refuse(
+                self.refuse(
                     f"the gateway at {self._endpoint} does not let its key in: the key was revoked there, or it is not "
                     "filed and too many such came from here. The gateway's log says which."
                 )
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._ended_s = now_s
-                self._refuse(f"what answers at {self._endpoint} is no gateway, or what it says arrives damaged.")
+                self.refuse(f"what answers at {self._endpoint} is no gateway, or what it says arrives damaged.")
             case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if now_s - self._connected_s < _AT_ONCE_S:
                 self._on_closed_at_once()
 
@@ -100,14 +100,15 @@ class HandshakeWatch:
         self._closed_at_once += 1
         if self._gateway_there:
             # A gateway answered, and still closes what is encrypted for the key that we know.
-            self._refuse(
+            self.refuse(
                 f"no CURVE handshake with {self._endpoint}: its {self._server} has another key than "
                 f"public/{self._server}.key here. Copy that file from the {self._server}'s machine."
             )
         elif self._closed_at_once >= _SUSPICIOUS and self._probe is None:
             self._probe = GatewayProbe(self._endpoint)
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Note what is wrong, until hands are shaken again."""
         reason = f"'{self._name}': {why}"
         if reason != self.refusal:
             log.error("%s", reason)

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from wire.codec import MAX_MESSAGE_BYTES, Undecoded, decode, decode_unless, encode
-from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
+from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
 from wire.identity.admission import Authenticator, TcpConnection
 from wire.identity.guests import Guests
 from wire.identity.keyring import Keyring
@@ -35,6 +35,11 @@ R = TypeVar("R")
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
+_CONNECT_MS = 3000
+"""where nothing answers, not even that nobody is there, TCP alone would try for two minutes; each attempt looks up the
+gateway's name again"""
+_HANDSHAKE_MS = 8000
+"""from then on a line that fell silent in the middle of a handshake is given up"""
 _MAX_SILENT = 1000
 _MAX_LINES = 4096
 _MAX_EXTRA_PEERS = 1000
@@ -91,6 +96,8 @@ class ZmqServer:
         self._silent: OrderedDict[int, TcpConnection] = OrderedDict()
         """by file descriptor: accepted, and nothing came by it yet"""
         self._handshakes = AddressLimit(1, 10.0)
+        self._versions = AddressLimit(1, 60.0)
+        """a peer of another version goes on trying"""
         server: dict[int, int | bytes] = {zmq.ROUTER_MANDATORY: 1, zmq.CURVE_SERVER: 1, zmq.ZAP_DOMAIN: b"fleet"}
         self.socket = _make_socket(self._context, zmq.ROUTER, pair, queue, server)
         self._monitor = self.socket.get_monitor_socket(
@@ -140,6 +147,13 @@ class ZmqServer:
                 if len(frames) != 2:
                     raise ProtocolError(f"{len(frames) - 1} parts instead of one.")
                 message = read(frames[1].bytes)
+            except ProtocolVersionError as error:
+                # It cannot read the answer, but for the version that it begins with.
+                self.refusals.note(
+                    RefusalReason.version, record.name, f"from {address}: {error}", record.name, self._versions
+                )
+                self._send(connection, Rejection(reason=str(error)))
+                continue
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refusals.counts[error.reason] += 1
                 if self.refusals.limit.take(record.name):
@@ -285,6 +299,8 @@ class ZmqClient:
             zmq.IMMEDIATE: 1,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
+            zmq.CONNECT_TIMEOUT: _CONNECT_MS,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
             zmq.CURVE_SERVERKEY: server_public,
         }
         self.socket = _make_socket(self._context, zmq.DEALER, pair, queue, client)
@@ -316,6 +332,9 @@ class ZmqClient:
                 return decode(self.socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return None
+            except ProtocolVersionError as error:
+                self.refused[error.reason] += 1
+                self.handshake.refuse(f"the gateway at {self._endpoint}: {error}")
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refused[error.reason] += 1
                 log.error("dropped a message of the gateway at %s: %s", self._endpoint, error)

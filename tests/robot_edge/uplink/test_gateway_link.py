@@ -72,7 +72,7 @@ def test_each_heartbeat_names_the_answer_before_it_for_a_round_trip_of_the_gatew
 
 def test_a_hello_says_the_time_of_day() -> None:
     scene = Scene()
-    scene.link.introduce(Hello("robot-0", "edge", clock_name(), 1))
+    scene.link.introduce(Hello("robot-0", "edge", clock_name(), 1, pid=2))
     scene.link.poll()
     (hello,) = scene.heard(Hello)
     assert hello.wall_ns > 1_500_000_000 * SECOND
@@ -170,3 +170,14 @@ def test_what_cannot_be_stored_is_logged_once(desk: Desk, caplog: pytest.LogCapt
     desk.server.send("robot-0", Nack("the disk is full"))
     desk.uplink.poll()
     assert caplog.text.count("the disk is full") == 2
+
+
+def test_what_control_repeats_of_itself_is_no_new_introduction() -> None:
+    """It says hello every two seconds; what is under way would be sent again each time."""
+    scene = Scene()
+    scene.link.introduce(Hello("robot-0", "edge", clock_name(), 1))
+    scene.pass_time(BEAT_S)
+    assert scene.link.accepted and not scene.heard(Hello)
+    scene.link.introduce(Hello("robot-0", "edge", clock_name(), 1, pid=2))
+    scene.link.poll()
+    assert not scene.link.accepted and len(scene.heard(Hello)) == 1

@@ -5,17 +5,22 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
+from wire import codec
+from wire.codec import PROTOCOL_VERSION, decode, encode
 from wire.errors import ConfigError, RejectedError, WireError
 from wire.identity import join_tokens
 from wire.identity.enrolment import join_fleet
 from wire.identity.join_tokens import TokenRefusal, make_token, open_tokens, read_token, redeem
 from wire.identity.refusals import RefusalReason
+from wire.messages import Message
 from wire.messages.gateway import Heartbeat
+from wire.transport import zmq_channel
 from wire.transport.keys import Teaching, load_pair, load_public, make_keys, public_path, read_record, revoke
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 from wire.types import Role
@@ -149,6 +154,39 @@ def test_another_gateway_is_not_joined_by_mistake(door: Door, tmp_path: Path) ->
     finally:
         impostor.close()
     assert impostor.heard == [] and open_tokens(door.keys) != []
+
+
+def test_a_robot_of_another_version_does_not_take_its_token_for_a_bad_one(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway reads the token's secret as little as the robot reads its answer; both say which side to upgrade."""
+    token = make_token(door.keys, "robot-7", 60)
+    with monkeypatch.context() as other:
+        other.setattr(ZmqClient, "send", lambda self, message: _send_of_version(self, message, PROTOCOL_VERSION - 1))
+        other.setattr(zmq_channel, "decode", _decode_of_version(PROTOCOL_VERSION - 1))
+        with pytest.raises(WireError, match="newer than this side's 4: upgrade vla-fleet here"):
+            join_fleet(tmp_path / "robot", token, door.server.endpoint, LONG_S)
+    (news,) = door.server.rejections()
+    assert news[0] == "unknown" and "older than this side's 5: upgrade vla-fleet there" in news[1]
+    # The token is as good as before.
+    assert join_fleet(tmp_path / "robot", token, door.server.endpoint) == "robot-7"
+
+
+def _send_of_version(client: ZmqClient, message: Message, version: int) -> bool:
+    try:
+        client.socket.send(bytes([version]) + encode(message)[1:], zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
+
+
+def _decode_of_version(version: int) -> Callable[[bytes], Message]:
+    def read(data: bytes) -> Message:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codec, "PROTOCOL_VERSION", version)
+            return decode(data)
+
+    return read
 
 
 def test_nobody_there(tmp_path: Path) -> None:

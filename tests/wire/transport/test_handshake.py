@@ -13,7 +13,7 @@ import zmq
 
 from wire.clock import ManualClock
 from wire.messages.gateway import Heartbeat, Hello
-from wire.transport import handshake
+from wire.transport import handshake, zmq_channel
 from wire.transport.handshake import GatewayProbe, HandshakeWatch
 from wire.transport.keys import make_keys, revoke
 from wire.transport.session import GatewaySession
@@ -192,6 +192,31 @@ def test_a_gateway_that_is_killed_while_hands_are_shaken_and_comes_back(keys: Pa
         server = ZmqServer(endpoint, keys)
     until(lambda: client.handshake.succeeded, client, server)
     assert client.send(Heartbeat(1)) and client.refusal == ""
+    client.close()
+    server.close()
+
+
+def test_a_gateway_that_is_slow_to_start_is_not_another_key(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens, opens a buffer that is far away, and hears nobody meanwhile: attempt after attempt is given up."""
+    monkeypatch.setattr(zmq_channel, "_HANDSHAKE_MS", 300)
+    monkeypatch.setattr(handshake, "_AT_ONCE_S", 0.2)
+    server = ZmqServer("tcp://127.0.0.1:*", keys)
+    client, clock = ZmqClient(server.endpoint, "trainer", keys), ManualClock(10**9)
+    session, given_up = GatewaySession(client, Hello("trainer", "trainer", "c", 0), clock), 0
+    seen = client.handshake.on_event
+
+    def note(event: int) -> None:
+        nonlocal given_up
+        given_up += event == CLOSED
+        seen(event)
+
+    monkeypatch.setattr(client.handshake, "on_event", note)
+    until(lambda: given_up >= 5, client)
+    clock.advance(60 * 10**9)
+    session.raise_if_rejected()
+    assert session.refusal == ""
+    until(lambda: client.send(Heartbeat(1)), client, server)
+    assert client.handshake.succeeded
     client.close()
     server.close()
 

@@ -12,10 +12,13 @@ import pytest
 import zmq
 
 from tests import samples
-from wire.errors import ConfigError
+from wire.clock import ManualClock
+from wire.codec import PROTOCOL_VERSION, encode
+from wire.errors import ConfigError, RejectedError
 from wire.messages import Message
 from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, Rejection
 from wire.transport.keys import Teaching, check_name, load_pair, load_public, make_keys
+from wire.transport.session import GatewaySession
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 
@@ -163,10 +166,51 @@ def test_garbage_from_a_known_peer_is_dropped_with_its_name(
 ) -> None:
     client = connect("robot-0")
     assert exchange(server, client, Heartbeat(1)) is not None
-    client.socket.send(b"\x01garbage")
+    client.socket.send(bytes([PROTOCOL_VERSION]) + b"garbage")
     assert isinstance(answer(client, server), Rejection)
     assert "dropped a message of 'robot-0'" in caplog.text
     assert exchange(server, client, Heartbeat(2)) is not None
+
+
+def of_version(message: Message, difference: int) -> bytes:
+    """As a vla-fleet of another protocol version sends it."""
+    return bytes([PROTOCOL_VERSION + difference]) + encode(message)[1:]
+
+
+@pytest.mark.parametrize(
+    ("difference", "where"), [(-1, "older than this side's 5: upgrade vla-fleet there"), (1, "here")]
+)
+def test_a_robot_of_another_version_is_named_to_the_operator_and_told_which_side_to_upgrade(
+    server: ZmqServer, connect: Callable[..., ZmqClient], difference: int, where: str
+) -> None:
+    client = connect("robot-0")
+    assert exchange(server, client, Heartbeat(1)) is not None
+    for _ in range(3):
+        client.socket.send(of_version(Hello("robot-0", "edge", "c", 1), difference))
+        # what it gets is of this side's version, which says all that it can understand
+        assert isinstance(answer(client, server), Rejection)
+    assert server.refused == {"version": 3}
+    ((name, why),) = server.rejections()
+    assert name == "robot-0" and why.startswith("from 127.0.0.1: the other side speaks protocol") and where in why
+    assert exchange(server, client, Heartbeat(2)) is not None
+
+
+def test_a_gateway_of_another_version_is_told_of_at_the_robot(
+    server: ZmqServer, connect: Callable[..., ZmqClient]
+) -> None:
+    client, clock = connect("robot-0"), ManualClock(10**9)
+    session = GatewaySession(client, Hello("robot-0", "edge", "c", 0), clock)
+    assert exchange(server, client, Heartbeat(1)) is not None
+    server.socket.send_multipart([server._connections["robot-0"], of_version(HelloAck("c", 1, 2), 1)])
+    deadline = time.monotonic() + 60
+    while not client.refusal and time.monotonic() < deadline:
+        wait_any([client], 0.02)
+        client.recv()
+    assert "newer than this side's 5: upgrade vla-fleet here" in client.refusal
+    session.raise_if_rejected()
+    clock.advance(60 * 10**9)
+    with pytest.raises(RejectedError, match="upgrade vla-fleet here"):
+        session.raise_if_rejected()
 
 
 def test_a_port_in_use_says_which_option_to_change(keys: Path) -> None:
