@@ -348,7 +348,8 @@ def calm_path(state: np.ndarray, outward: bool = False) -> np.ndarray:
         inward = min(max(1 - math.hypot(u, w), -0.5), 0.5)
         speeds = 60 * (-w + inward * u), 0.8 * (u + inward * w), 0.4 * min(max(w - y, -1.0), 1.0)
         if outward:
-            speeds = tuple(math.copysign(calm, at) for calm, at in zip(_CALM, (joint, x, y), strict=True))
+            turn, slide, swing = (math.copysign(calm, at) for calm, at in zip(_CALM, (joint, x, y), strict=True))
+            speeds = turn, slide, swing
         share = min(1.0, *(calm / max(abs(speed), 1e-9) for calm, speed in zip(_CALM, speeds, strict=True)))
         turn, slide, swing = (0.9 * share * speed for speed in speeds)
         joint, x, y = joint + turn * PERIOD_S, x + slide * PERIOD_S, y + swing * PERIOD_S

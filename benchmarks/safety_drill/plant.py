@@ -247,8 +247,8 @@ class Plant:
             self._braking += 1
             if gains:
                 self._violate("motion while stopped", f"{before} -> {speed}")
-            every = zip(speed, before, _STOP_BRAKING, strict=True)
-            if truth.stops and self.limited and any(abs(new) > max(abs(old) - hard, 1e-3) for new, old, hard in every):
+            braked = zip(speed, before, _STOP_BRAKING, strict=True)
+            if truth.stops and self.limited and any(abs(new) > max(abs(old) - hard, 1e-3) for new, old, hard in braked):
                 self._violate("a stop that brakes softly", f"{before} -> {speed}")
             if self._braking > STOP_TICKS and truth.stops and any(speed):
                 self._violate("stop distance", f"{speed} after {self._braking} commands")
