@@ -296,8 +296,8 @@ def limited_numbers(
     for i, axis in enumerate(compiled.axes):
         if axis.absolute and bounded[i] != chosen[i]:
             # On its way back in from `executed`, and no farther out than that.
-            way = sorted((bounded[i], executed[i]))
-            bounded[i] = min(max(chosen[i], way[0]), way[1])
+            low, high = sorted((bounded[i], executed[i]))
+            bounded[i] = min(max(chosen[i], low), high)
     return bounded
 
 
