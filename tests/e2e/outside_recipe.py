@@ -25,8 +25,8 @@ SPEC = RobotSpec(
     control_hz=50.0,
 )
 LIMITS = SafetyLimits(
-    velocity=dict.fromkeys(JOINTS, 20.0),
-    acceleration=dict.fromkeys(JOINTS, 1000.0),
+    velocity=dict.fromkeys(JOINTS, 4.0),
+    acceleration=dict.fromkeys(JOINTS, 100.0),
 )
 """looser than the sway ever is"""
 

@@ -23,7 +23,7 @@ from wire.transport.keys import make_keys
 from wire.transport.memory_channel import memory_pair
 
 NAMES = [dimension.name for dimension in FakeRobot(FakeConfig()).spec.action]
-SAFETY = {"velocity": dict.fromkeys(NAMES, 40.0), "acceleration": dict.fromkeys(NAMES, 200.0)}
+SAFETY = {"velocity": dict.fromkeys(NAMES, 2.0), "acceleration": dict.fromkeys(NAMES, 20.0)}
 
 
 class Real(FakeRobot):

@@ -31,6 +31,8 @@ HZ = 80
 class KeptSegments:
     """A spool that keeps what it is given."""
 
+    is_full = False
+
     def __init__(self) -> None:
         self.segments: list[Segment] = []
 
