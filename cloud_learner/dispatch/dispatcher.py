@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
+from cloud_learner.dispatch.robot_holds import RobotHolds
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import FINISHED
 from hal.resource.capabilities import capabilities_of
@@ -65,8 +66,9 @@ class Dispatcher:
         self._assigned_ns: dict[str, int] = {}
         self._counted: deque[str] = deque(maxlen=_EPISODES_REMEMBERED)
         self._next_view_ns = 0
-        kept, last_number = ledger.kept_leases()
-        self.leases = Leases(last_number)
+        kept = ledger.kept_leases()
+        self.leases = Leases(ledger.reserve_leases())
+        self._holds = RobotHolds(ledger)
         counts = ledger.task_counts(EpisodeSource.online)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
@@ -104,6 +106,14 @@ class Dispatcher:
             f"{suggest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
         )
 
+    def held_elsewhere(self, name: str) -> str:
+        """Why a robot is not let in: another gateway on the same ledger has it; '' when it is here from now on."""
+        reason, moved = self._holds.take(name)
+        if moved:
+            # It refuses lower numbers than those it got there.
+            self.leases.last_number = max(self.leases.last_number, self._ledger.reserve_leases())
+        return reason
+
     def on_hello(self, name: str, hello: Hello, now_ns: int) -> None:
         """A robot said hello, for the first time or again."""
         assert hello.spec is not None
@@ -129,6 +139,7 @@ class Dispatcher:
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
+        self._holds.hear(robot)
         self.scheduler.report(status, now_ns)
         self.operators.on_status(status, now_ns)
         self.clients.forward(status)
@@ -201,6 +212,7 @@ class Dispatcher:
 
     def poll(self, now_ns: int) -> None:
         """Send robots their jobs, note what must be kept, show what people should see."""
+        self._holds.poll(now_ns)
         decisions = self.scheduler.step(now_ns)
         self.operators.poll(now_ns)
         self.clients.poll(now_ns)

@@ -54,7 +54,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.transport.channel import PEER_SUFFIX
-from wire.types import CALLERS, EpisodeSource, RobotSpec, Role
+from wire.types import CALLERS, EpisodeSource, PolicyVersion, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,10 @@ class Gateway:
         self._dispatcher = Dispatcher(ledger, view, tasks, send, self._announce, channel.role, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._dispatcher
 
+    def close(self) -> None:
+        """End what goes on beside `poll`."""
+        self._weights.close()
+
     def poll(self) -> None:
         """Handle what is there, and hand out what is to be handed out; it never waits."""
         self._commands.poll_stops()
@@ -123,6 +127,8 @@ class Gateway:
         for name, reason in self._channel.rejections():
             self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
+        for version in self._weights.pop_arrived():
+            self._show_version(version)
         self._commands.poll_stops()
         self._commands.poll_page()
         self._dispatcher.poll(self._clock.now_ns())
@@ -201,8 +207,10 @@ class Gateway:
                 self._channel.send(peer, self._dispatcher.handle_call(peer, message, now_ns))
             case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
+            case FetchWeights() if (part := self._weights.serve(message)) is not None:
+                self._channel.send(peer, part)
             case FetchWeights():
-                self._channel.send(peer, self._weights.serve(message))
+                log.debug("'%s' asks for version %d, which is on its way here.", peer, message.number)
             case Publish():
                 if (version := self._weights.begin(message)) is not None:
                     self._channel.send(peer, Published(version.number))
@@ -242,7 +250,9 @@ class Gateway:
                 return
             peer = self._channel.adopt(peer)
         reason = peer_checks.spec_mismatch(peer, hello, self._spec)
-        if reason := reason or (role == Role.edge and self._dispatcher.task_mismatch(peer, hello)) or "":
+        if role == Role.edge:
+            reason = reason or self._dispatcher.task_mismatch(peer, hello) or self._dispatcher.held_elsewhere(peer)
+        if reason:
             self._reject(peer, reason)
             return
         if is_client:
@@ -355,6 +365,10 @@ class Gateway:
         if version is None:
             return
         self._channel.send(peer, Published(version.number))
+        self._show_version(version)
+
+    def _show_version(self, version: PolicyVersion) -> None:
+        """A version is here, published at this gateway or at another one."""
         self._view.add_version(version)
         self._announced_ns[version.number] = self._clock.now_ns()
         for name in self._peers_with(*_SUBSCRIBERS):

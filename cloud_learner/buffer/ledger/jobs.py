@@ -12,7 +12,6 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import read_meta, write_meta
 from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
 from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
@@ -21,15 +20,15 @@ from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
 _OPEN = "waiting"
-_LEASE = "lease"
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def add_job(connection: sa.Connection, request: JobRequest, wall_ns: int) -> bool:
-    """Enter a job; False if one of its id was there, which stays as it is."""
+def add_job(connection: sa.Connection, gateway: int, request: JobRequest, wall_ns: int) -> bool:
+    """Enter a job of a gateway; False if one of its id was there, of whichever gateway, which stays as it is."""
     text = msgspec.json.encode(request).decode()
-    return insert_new(connection, tables.jobs, id=request.id, request=text, phase=_OPEN, submitted_wall_ns=wall_ns)
+    job = {"id": request.id, "gateway": gateway, "request": text, "phase": _OPEN, "submitted_wall_ns": wall_ns}
+    return insert_new(connection, tables.jobs, **job)
 
 
 def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bool:
@@ -38,9 +37,9 @@ def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bo
     return connection.execute(change.values(phase=phase, ended_wall_ns=wall_ns)).rowcount > 0
 
 
-def jobs(connection: sa.Connection, ended: int = 100) -> tuple[JobRow, ...]:
-    """All open jobs and the newest `ended` others, in the order they were submitted."""
-    every = columns_of(JobRow, _jobs)
+def jobs(connection: sa.Connection, gateway: int, ended: int = 100) -> tuple[JobRow, ...]:
+    """All open jobs of a gateway and its newest `ended` others, in the order they were submitted."""
+    every = columns_of(JobRow, _jobs).where(_jobs.gateway == gateway)
     still = every.where(_jobs.phase == _OPEN)
     past = every.where(_jobs.phase != _OPEN).order_by(_jobs.number.desc()).limit(ended)
     rows = [*connection.execute(still).mappings(), *connection.execute(past).mappings()]
@@ -73,20 +72,19 @@ def task_counts(connection: sa.Connection, source: str) -> dict[str, tuple[int, 
 # --- leases ---------------------------------------------------------------------------------------------------------
 
 
-def keep_leases(connection: sa.Connection, leases: Mapping[str, Lease | None], wall_ns: int) -> None:
-    """Note by robot who holds it now; None: nobody any more. All of it or nothing."""
+def keep_leases(connection: sa.Connection, gateway: int, leases: Mapping[str, Lease | None], wall_ns: int) -> None:
+    """Note by robot who holds it now at a gateway; None: nobody any more. All of it or nothing."""
     for robot, lease in leases.items():
-        connection.execute(sa.delete(tables.leases).where(_leases.robot == robot))
+        held = sa.delete(tables.leases).where(_leases.robot == robot)
+        # a robot that went to another gateway is held there
+        connection.execute(held if lease is not None else held.where(_leases.gateway == gateway))
         if lease is not None:
-            text = msgspec.json.encode(lease).decode()
-            row = sa.insert(tables.leases).values(robot=robot, number=lease.number, lease=text, wall_ns=wall_ns)
+            values = {"robot": robot, "gateway": gateway, "number": lease.number, "wall_ns": wall_ns}
+            row = sa.insert(tables.leases).values(lease=msgspec.json.encode(lease).decode(), **values)
             connection.execute(row)
-            # a number is never given twice, whatever happens to the lease
-            write_meta(connection, _LEASE, str(max(lease.number, int(read_meta(connection, _LEASE) or 0))))
 
 
-def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
-    """(the leases that stood, the largest number that a lease ever had)."""
-    rows = connection.scalars(sa.select(_leases.lease).order_by(_leases.robot))
-    number = int(read_meta(connection, _LEASE) or 0)
-    return tuple(msgspec.json.decode(row, type=Lease) for row in rows), number
+def kept_leases(connection: sa.Connection, gateway: int) -> tuple[Lease, ...]:
+    """The leases that stood at a gateway."""
+    rows = connection.scalars(sa.select(_leases.lease).where(_leases.gateway == gateway).order_by(_leases.robot))
+    return tuple(msgspec.json.decode(row, type=Lease) for row in rows)

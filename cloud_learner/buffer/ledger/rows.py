@@ -91,8 +91,10 @@ class SegmentRow(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
     """of the record"""
+    gateway: int
+    """number of the gateway that took it"""
     journal: int | None
-    """file it lies in, None when it lies in a shard"""
+    """file of that gateway's journal it lies in, None when it lies in a shard"""
     shard: int | None
     offset: int
     """in the journal file, or among the records of the shard"""

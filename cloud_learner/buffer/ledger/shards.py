@@ -20,7 +20,6 @@ from wire.errors import StorageError
 _s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
-_JOURNAL = "journal"
 _PRUNING = "pruning"
 _MOVE = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"))
 _MOVE = _MOVE.values(journal=None, shard=sa.bindparam("_shard"), offset=sa.bindparam("_offset"))
@@ -30,15 +29,16 @@ _MOVE = _MOVE.values(journal=None, shard=sa.bindparam("_shard"), offset=sa.bindp
 
 
 def in_journal(connection: sa.Connection) -> Waiting:
-    """How much lies in the journal, damaged segments included."""
+    """How much lies in journals, damaged segments included."""
     sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (_s.steps, _s.bytes))
     row = connection.execute(sa.select(sa.func.count(), *sums).where(_s.journal.is_not(None))).one()
     return Waiting(*map(int, row))
 
 
-def journals(connection: sa.Connection) -> set[int]:
-    """Numbers of the journal files that some segment lies in, damaged ones included."""
-    return set(connection.scalars(sa.select(_s.journal).where(_s.journal.is_not(None)).distinct()))
+def journals(connection: sa.Connection, gateway: int) -> set[int]:
+    """Numbers of the files of a gateway's journal that some segment lies in, damaged ones included."""
+    mine = sa.select(_s.journal).where(_s.journal.is_not(None), _s.gateway == gateway)
+    return set(connection.scalars(mine.distinct()))
 
 
 def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) -> int:
@@ -136,26 +136,6 @@ def _require_state(connection: sa.Connection, spec_hash: str, number: int, *allo
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------
-
-
-def claim_journal(connection: sa.Connection, owner: str) -> None:
-    """Note whose journal the ledger refers to. Raises `StorageError` if that is another one's.
-
-    Journal files are known by number: two machines that wrote to one ledger would take each other's for damaged.
-    """
-    known = journal_owner(connection)
-    if not known:
-        write_meta(connection, _JOURNAL, owner)
-    elif known != owner:
-        raise StorageError(
-            "another data directory writes to this ledger already: its journal is not this one's. Send segments and "
-            "imports through that machine's gateway, or use a ledger of its own."
-        )
-
-
-def journal_owner(connection: sa.Connection) -> str:
-    """Whose journal the ledger refers to, '' before the first writer."""
-    return read_meta(connection, _JOURNAL)
 
 
 def generation(connection: sa.Connection) -> int:
