@@ -9,7 +9,8 @@ import functools
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -69,6 +70,7 @@ else:
 _decoder = msgspec.msgpack.Decoder(AnyMessage, dec_hook=_decode_array)
 
 _CAPS = {kind.__name__.encode(): kind.max_bytes for kind in Message.__subclasses__() if kind.__module__ in _MODULES}
+_KINDS = {kind.__name__.encode(): kind for kind in Message.__subclasses__() if kind.__module__ in _MODULES}
 _TAG = re.compile(rb".(?:[\x80-\x8f]|\xde..)\xa4type[\xa0-\xbf]([A-Za-z]+)", re.DOTALL)
 """how a message begins: what it is stands first, and can be read before anything is allocated for the rest"""
 
@@ -102,6 +104,37 @@ def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
     `stored`: it was kept on a disk, perhaps by a vla-fleet of another protocol version; fields that came later have
     their defaults. Raises `ProtocolError` for anything else that is not a message of this protocol version.
     """
+    _check_frame(data, stored)
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except ProtocolError:
+        raise
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
+        raise ProtocolError(f"not a message: {error}.") from error
+
+
+class Undecoded(NamedTuple):
+    """A message of which only the beginning was read."""
+
+    kind: type[Message]
+    """what it says it is"""
+    data: bytes
+    """all of it, for `decode`"""
+
+
+def decode_unless(data: bytes, kinds: Set[type[Message]]) -> Message | Undecoded:
+    """As `decode`, but of a message that says to be one of `kinds` only the protocol version and the size are checked:
+    for whoever hands it on."""
+    found = _TAG.match(data)
+    kind = _KINDS.get(found[1]) if found else None
+    if kind is None or kind not in kinds:
+        return decode(data)
+    _check_frame(data, stored=False)
+    return Undecoded(kind, data)
+
+
+def _check_frame(data: bytes | memoryview, stored: bool) -> None:
+    """Raise `WireError` for what is of no size, or of no version, that a message of its type has."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageTooLargeError(f"{len(data)} bytes received, above the cap of {MAX_MESSAGE_BYTES}.")
     if len(data) < 2:
@@ -113,12 +146,6 @@ def decode(data: bytes | memoryview, *, stored: bool = False) -> Message:
         )
     if len(data) > SHOWN_BYTES:
         _check_size(data)
-    try:
-        return _decoder.decode(memoryview(data)[1:])
-    except ProtocolError:
-        raise
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ConfigError) as error:
-        raise ProtocolError(f"not a message: {error}.") from error
 
 
 def _check_size(data: bytes | memoryview) -> None:

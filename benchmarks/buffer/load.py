@@ -32,7 +32,7 @@ from cloud_learner.buffer.loading.dataset import ReplayDataset, open_dataset
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest
 from robot_edge.uplink.segments import encode_jpeg
 from wire import codec
 from wire.messages.gateway import ACTORS, Segment

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.fuzz.samples import SPEC, TASKS, hello, segment, status
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.peers import AuthenticatedServerChannel
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, ManualClock
 from wire.messages import Message
@@ -81,7 +81,7 @@ class GatewayBench:
     def refused(self) -> Counter[str]:
         """What was refused, by reason, on all its ways."""
         ports = (self.server, self.apart)
-        return sum((port.refused for port in ports), Counter()) + self.gateway.refused + self.stops.refused  # type: ignore[attr-defined]
+        return sum((port.refused for port in ports), Counter()) + self.gateway.refused + self.stops.refused
 
     def close(self) -> None:
         self.stops.close()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from cloud_learner.dispatch.lease_store import WhenNoted
+from cloud_learner.dispatch.notes import Notes
 from cloud_learner.dispatch.operator_control import OperatorControl
 from cloud_learner.dispatch.requests import (
     MAX_NAME_LENGTH,
@@ -39,18 +41,20 @@ class ClientSessions:
         scheduler: Scheduler,
         view: FleetView,
         send: Callable[[str, Message], bool],
-        keep_leases: Callable[[], str],
+        when_noted: WhenNoted,
+        notes: Notes,
         is_evaluated: Callable[[str], bool],
         exists: Callable[[str], bool],
         role_of: Callable[[str], str],
     ) -> None:
-        """`keep_leases` notes the leases and says why it could not; `is_evaluated`: whether a robot is being evaluated;
-        `exists`: whether there is such a robot, here now or not; `role_of` a peer's key."""
+        """`when_noted(then, failed)`: when the ledger knows of the leases of now; `is_evaluated`: whether a robot is
+        being evaluated; `exists`: whether there is such a robot, here now or not; `role_of` a peer's key."""
         self._leases = leases
         self._scheduler = scheduler
         self._view = view
         self._send = send
-        self._keep_leases = keep_leases
+        self._when_noted = when_noted
+        self._notes = notes
         self._is_evaluated = is_evaluated
         self._exists = exists
         self._role_of = role_of
@@ -59,26 +63,46 @@ class ClientSessions:
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def acquire(self, peer: str, call: AcquireLease, now_ns: int) -> Lease:
-        """Hold a robot for `peer`. Raises `RejectedError`, `StorageError` is answered by the caller."""
+    def acquire(
+        self,
+        peer: str,
+        call: AcquireLease,
+        now_ns: int,
+        answer: Callable[[Lease], None],
+        refuse: Callable[[Exception], None],
+    ) -> None:
+        """Hold a robot for `peer`. Raises `RejectedError`.
+
+        A person has it at once. For whoever else holds it the next gateway must know of it before they rely on it: then
+        `answer` is called when it is noted, or `refuse` if it cannot be.
+        """
         robot = call.robot
         check_robot(robot)
         priority, ttl_ns = lease_priority(call.purpose, call.priority), lease_ttl_ns(call.ttl_s)
         self.operators.require_free(robot)
         drives = priority >= Priority.operator
+        if not drives and (fault := self._notes.fault):
+            raise RejectedError(f"the lease cannot be noted: {fault}")
         held = self._leases.of(robot, now_ns)
         if drives and held is not None and held.holder.startswith(DROPPED):
             # Whoever looks after a robot that was dropped may hold it.
             self._scheduler.release(robot, held.number, now_ns)
         rest = not drives or self._is_evaluated(robot)
         lease, preempted = self._scheduler.acquire(robot, peer, call.purpose, priority, ttl_ns, now_ns, rest)
-        if fault := self._keep_leases():
-            self._scheduler.release(robot, lease.number, now_ns)
-            raise RejectedError(f"the lease cannot be noted: {fault}")
         if preempted is not None:
             self.on_lease_ended(preempted, f"'{peer}' took it for {call.purpose} (priority {priority})", now_ns)
         self._held[robot] = (lease, peer)
-        return lease
+        if drives:
+            answer(lease)
+            return
+
+        def give_up(error: Exception) -> None:
+            if (left := self._leases.of(robot)) is not None and left.number == lease.number:
+                self._held.pop(robot, None)
+                self._scheduler.release(robot, lease.number, now_ns)
+            refuse(RejectedError(f"the lease cannot be noted: {error}"))
+
+        self._when_noted(lambda: answer(lease), give_up)
 
     def renew(self, peer: str, call: RenewLease, now_ns: int) -> Lease:
         """The holder lives. Raises `RejectedError` when the lease is not its own any more."""

@@ -7,27 +7,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.sites import TakenRobots
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
+from cloud_learner.dispatch.lease_store import LeaseStore
+from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.dispatch.robot_holds import RobotHolds
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import FINISHED
 from hal.resource.capabilities import capabilities_of
-from hal.resource.lease import Leases
 from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
+    JobState,
     ListFleet,
     ReleaseLease,
     RenewLease,
     Response,
     SubmitJob,
 )
-from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Segment
-from wire.types import EpisodeOutcome, EpisodeSource, OperatorCommandKind, RobotSpec
+from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Rejection, Segment
+from wire.types import EpisodeOutcome, EpisodeSource, Lease, OperatorCommandKind, RobotSpec
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Dispatcher:
     def __init__(
         self,
         ledger: Ledger,
+        notes: Notes,
         view: FleetView,
         tasks: Sequence[str],
         send: Callable[[str, Message], bool],
@@ -54,9 +58,11 @@ class Dispatcher:
     ) -> None:
         """Go on where the last gateway was. Raises `StorageError`.
 
+        `ledger`: asked at the start; afterwards `notes` may wait for it, and nobody else.
         `announce(robot, version)` announces a policy version to a robot, None: the newest; `role_of` a peer's key.
         """
         self._ledger = ledger
+        self._notes = notes
         self._view = view
         self._tasks = tuple(tasks)
         self._send = send
@@ -66,33 +72,42 @@ class Dispatcher:
         self._assigned_ns: dict[str, int] = {}
         self._counted: deque[str] = deque(maxlen=_EPISODES_REMEMBERED)
         self._next_view_ns = 0
-        kept = ledger.kept_leases()
-        self.leases = Leases(ledger.reserve_leases())
-        self._holds = RobotHolds(ledger)
+        self._identities: dict[str, str] = {}
+        """by robot: which of its processes said hello last"""
+        self._lease_store = LeaseStore(ledger, notes, wall_ns)
+        self.leases = self._lease_store.leases
+        self._holds = RobotHolds(ledger, notes, self._lease_store)
+        self._elsewhere: dict[str, str] = {}
+        """by robot: why it was not let in last"""
         counts = ledger.task_counts(EpisodeSource.online)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
+        self._robots = {row.name for row in known}
+        """all that ever joined"""
+        self._brought = {name: tally.episodes for name, tally in ledger.robot_totals().items()}
+        """by robot: how many episodes it ever brought, as far as is known"""
         self.scheduler = Scheduler(
             self.leases,
             [row.name for row in known],
             counts,
             on_health=lambda robot, text: view.add_event("health", text, robot),
         )
-        self.jobs = JobStore(ledger, self.scheduler, view, tasks, wall_ns)
+        self.jobs = JobStore(ledger, notes, self.scheduler, view, tasks, wall_ns)
         self.clients = ClientSessions(
             self.leases,
             self.scheduler,
             view,
             send,
-            self._keep_leases,
+            self._when_noted,
+            notes,
             lambda robot: self.pinned_version(robot) > 0,
-            self._exists,
+            self._robots.__contains__,
             role_of,
         )
         self.operators = self.clients.operators
         practised = sum(episodes for episodes, _ in counts.values()), sum(won for _, won in counts.values())
-        self.jobs.restore(kept, practised, now_ns)
-        for lease in kept:
+        self.jobs.restore(practised, now_ns)
+        for lease in self._lease_store.kept:
             self.clients.restore(lease, now_ns)
 
     # --- robots ---------------------------------------------------------------------------------------------------
@@ -106,40 +121,67 @@ class Dispatcher:
             f"{suggest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
         )
 
-    def held_elsewhere(self, name: str) -> str:
-        """Why a robot is not let in: another gateway on the same ledger has it; '' when it is here from now on."""
-        reason, moved = self._holds.take(name)
-        if moved:
-            # It refuses lower numbers than those it got there.
-            self.leases.last_number = max(self.leases.last_number, self._ledger.reserve_leases())
-        return reason
+    def on_hello(self, name: str, hello: Hello, now_ns: int, then: Callable[[], None]) -> None:
+        """A robot said hello, for the first time or again. `then` is called once it is one of the fleet.
 
-    def on_hello(self, name: str, hello: Hello, now_ns: int) -> None:
-        """A robot said hello, for the first time or again."""
+        A new process gets work when the ledger has said how many seeds the robot has used up; while the ledger cannot
+        be asked, by what was known last.
+        """
         assert hello.spec is not None
-        capabilities = capabilities_of(hello.spec, hello.tasks, hello.site)
         self._specs[hello.spec.hash] = hello.spec
-        spent = self._ledger.episodes_of_robot(name)
-        anew = self.scheduler.join(name, capabilities, now_ns, f"{hello.clock}:{hello.pid}", spent)
+        identity = f"{hello.clock}:{hello.pid}"
+        before = self._identities.get(name)
+        anew = before not in (None, identity)
+        self._identities[name] = identity
         if anew:
             self._assigned.pop(name, None)
         self.operators.on_hello(name, anew, now_ns)
+        if before == identity and name in self._robots and self._holds.is_here(name, now_ns):
+            then()
+            self._join(name, hello, now_ns)
+            return
+        waiting = [then]
+
+        def found(answer: tuple[TakenRobots, int]) -> None:
+            taken, brought = answer
+            if not (reason := self._holds.take(name, taken)):
+                join(brought)
+            elif self._send(name, Rejection(reason)) and reason != self._elsewhere.get(name):
+                self._elsewhere[name] = reason
+                self._view.add_event("refused", f"refused: {reason}", name)
+
+        def join(brought: int) -> None:
+            self._elsewhere.pop(name, None)
+            self._holds.hear(name, now_ns)
+            self._brought[name] = max(brought, self._brought.get(name, 0))
+            if self._identities[name] == identity:
+                while waiting:
+                    waiting.pop()()
+                self._robots.add(name)
+                self._join(name, hello, now_ns)
+
+        def join_unasked(_: object = None) -> None:
+            join(0)
+
+        def ask() -> tuple[TakenRobots, int]:
+            return self._holds.ask(name), self._ledger.episodes_of_robot(name)
+
+        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name}", ordered=True))
+        if self._notes.fault:
+            join_unasked()
+
+    def _join(self, name: str, hello: Hello, now_ns: int) -> None:
+        assert hello.spec is not None
+        capabilities = capabilities_of(hello.spec, hello.tasks, hello.site)
+        if self.scheduler.join(name, capabilities, now_ns, self._identities[name], self._brought.get(name, 0)):
+            self._assigned.pop(name, None)
         if name in self._assigned:
             self._notify(name, self._assigned[name], now_ns)
-
-    def _exists(self, robot: str) -> bool:
-        """Whether there is such a robot, here now or not; there may be while the ledger cannot be asked."""
-        try:
-            row = self._ledger.robot(robot)
-        except StorageError as error:
-            log.error("whether there is a robot '%s' cannot be asked now: %s", robot, error)
-            return True
-        return row is not None and row.spec_hash is not None
 
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
-        self._holds.hear(robot)
+        self._holds.hear(robot, now_ns)
         self.scheduler.report(status, now_ns)
         self.operators.on_status(status, now_ns)
         self.clients.forward(status)
@@ -152,29 +194,33 @@ class Dispatcher:
         assigned = self._assigned.get(robot)
         return assigned.version if assigned is not None and assigned.tasks else 0
 
-    def on_segment_stored(self, segment: Segment, duplicate: bool, now_ns: int) -> None:
-        """Count an episode, once, when its last segment is on disk; `duplicate`: it was before."""
+    def on_segment_stored(
+        self, segment: Segment, human_steps: int, duplicate: bool, now_ns: int, then: Callable[[], None]
+    ) -> None:
+        """Count an episode, once, when its last segment is on disk; `duplicate`: it was before; `human_steps`: of its
+        episode. `then` is called when what it counts for is on disk as well."""
         episode = segment.episode
         if not segment.last or episode.id in self._counted:
+            then()
             return
-        row = self._ledger.episode(episode.id)
-        helped = row is not None and row.human_steps > 0
+        self._counted.append(episode.id)
         unjudged = segment.outcome == EpisodeOutcome.unjudged
         success = segment.outcome == EpisodeOutcome.success if segment.outcome in FINISHED else None
-        if episode.source == EpisodeSource.evaluation and helped:
+        if episode.source == EpisodeSource.evaluation and human_steps > 0:
             success = None  # what a person did says nothing about the policy
-        if not (duplicate and success is None and not unjudged):
-            job = self.scheduler.episode_done(
-                episode.robot,
-                episode.task,
-                success,
-                now_ns,
-                seed=episode.seed,
-                source=episode.source,
-                unjudged=unjudged,
-            )
-            self.jobs.count(job, episode.id)
-        self._counted.append(episode.id)
+        if duplicate and success is None and not unjudged:
+            then()
+            return
+        job = self.scheduler.episode_done(
+            episode.robot,
+            episode.task,
+            success,
+            now_ns,
+            seed=episode.seed,
+            source=episode.source,
+            unjudged=unjudged,
+        )
+        self.jobs.count(job, episode.id, then)
 
     # --- people and programs --------------------------------------------------------------------------------------
 
@@ -183,30 +229,44 @@ class Dispatcher:
         stamped = self.operators.stamp(command)
         allowed = self.operators.handle_command(command, command.operator, now_ns)
         if command.kind != OperatorCommandKind.command:
-            self._keep_leases()
+            self._note_leases()
         if command.kind == OperatorCommandKind.take_over:
             stamped = self.operators.stamp(command)
         return stamped if allowed else None
 
-    def handle_call(self, peer: str, call: CALLS, now_ns: int) -> Response:
-        """Answer a call of a console or a teleoperator."""
+    def handle_call(self, peer: str, call: CALLS, now_ns: int, answer: Callable[[Response], None]) -> None:
+        """Answer a call of a console or a teleoperator, at once or when what must outlive this process is noted."""
+
+        def answer_job(state: JobState | Exception) -> None:
+            if isinstance(state, JobState):
+                answer(Response(call.call, jobs=(state,)))
+            else:
+                refuse(state)
+
+        def answer_lease(lease: Lease) -> None:
+            answer(Response(call.call, lease=lease))
+
+        def refuse(error: Exception) -> None:
+            answer(Response(call.call, refused=str(error)))
+
         try:
             match call:
                 case ListFleet():
                     robots, jobs = self.scheduler.robots(now_ns), self.jobs.states()
-                    return Response(call.call, robots=robots, jobs=jobs, specs=dict(self._specs))
+                    answer(Response(call.call, robots=robots, jobs=jobs, specs=dict(self._specs)))
                 case SubmitJob():
-                    return Response(call.call, jobs=(self.jobs.submit(call.request, now_ns),))
+                    self.jobs.submit(call.request, now_ns, answer_job)
                 case CancelJob():
-                    return Response(call.call, jobs=(self.jobs.cancel(call.job, now_ns),))
+                    self.jobs.cancel(call.job, now_ns, answer_job)
                 case AcquireLease():
-                    return Response(call.call, lease=self.clients.acquire(peer, call, now_ns))
+                    self.clients.acquire(peer, call, now_ns, answer_lease, refuse)
                 case RenewLease():
-                    return Response(call.call, lease=self.clients.renew(peer, call, now_ns))
+                    answer_lease(self.clients.renew(peer, call, now_ns))
                 case ReleaseLease():
-                    return Response(call.call, lease=self.clients.release(peer, call, now_ns))
+                    answer_lease(self.clients.release(peer, call, now_ns))
         except (RejectedError, ConfigError, StorageError) as error:
-            return Response(call.call, refused=str(error))
+            refuse(error)
+        self._note_leases()
 
     # --- deciding -------------------------------------------------------------------------------------------------
 
@@ -216,7 +276,7 @@ class Dispatcher:
         decisions = self.scheduler.step(now_ns)
         self.operators.poll(now_ns)
         self.clients.poll(now_ns)
-        self._keep_leases()
+        self._note_leases()
         for decision in decisions:
             log.info("robot '%s': job '%s': %s", decision.robot, decision.job.id, decision.reason)
             self._notify(decision.robot, decision.job, now_ns)
@@ -232,5 +292,10 @@ class Dispatcher:
             self._announce(robot, self.pinned_version(robot) or None)
         self._send(robot, job)
 
-    def _keep_leases(self) -> str:
-        return self.jobs.keep_leases([self.operators.note_stops(lease) for lease in self.leases.all()])
+    def _note_leases(self) -> None:
+        leases = (lease for lease in self.leases.all() if not self.scheduler.is_job(lease.holder))
+        self._lease_store.note(self.operators.note_stops(lease) for lease in leases)
+
+    def _when_noted(self, then: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        self._note_leases()
+        self._lease_store.when_noted(then, failed)

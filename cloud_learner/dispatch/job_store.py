@@ -1,14 +1,15 @@
-"""The gateway's jobs, and what the next gateway must know of them and of leases: it goes on when this one is killed."""
+"""The gateway's jobs, and what the next gateway must know of them: it goes on when this one is killed."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.view import FleetView
 from hal.scheduler.episodes import HELD_OUT_SEEDS
@@ -16,7 +17,7 @@ from hal.scheduler.scheduler import Scheduler
 from wire.errors import ConfigError, RejectedError, StorageError, suggest
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
-from wire.types import EpisodeOutcome, Lease
+from wire.types import EpisodeOutcome
 
 log = logging.getLogger(__name__)
 
@@ -27,33 +28,38 @@ EVALUATION_LABEL = "canary"
 
 
 class JobStore:
-    """Jobs in the scheduler and in the ledger. A lease is noted before anybody is notified of it."""
+    """Jobs in the scheduler and in the ledger."""
 
     def __init__(
-        self, ledger: Ledger, scheduler: Scheduler, view: FleetView, tasks: Sequence[str], wall_ns: Callable[[], int]
+        self,
+        ledger: Ledger,
+        notes: Notes,
+        scheduler: Scheduler,
+        view: FleetView,
+        tasks: Sequence[str],
+        wall_ns: Callable[[], int],
     ) -> None:
+        """`ledger`: asked at the start, and by `notes`."""
         self._ledger = ledger
+        self._notes = notes
         self._scheduler = scheduler
         self._view = view
         self._tasks = tuple(tasks)
         self._wall_ns = wall_ns
         self._open: dict[str, int] = {}
         """jobs whose end is not noted yet, and when they were submitted, nanoseconds since 1970"""
+        self._ending: set[str] = set()
+        """those of them whose end is being noted"""
         self._ended: dict[str, JobState] = {}
         """jobs that ended under an earlier gateway"""
-        self._uncounted: deque[tuple[str, str]] = deque()
-        self._leases: dict[str, tuple[int, dict[str, str]]] = {}
-        """what is noted, by robot"""
-        self._fault = ""
 
     # --- jobs -----------------------------------------------------------------------------------------------------
 
-    def restore(self, leases: Iterable[Lease], practised: tuple[int, int], now_ns: int) -> None:
-        """Begin the standing job, and go on with those of the last gateway, whose `leases` are noted already.
+    def restore(self, practised: tuple[int, int], now_ns: int) -> None:
+        """Begin the standing job, and go on with those of the last gateway.
 
         `practised`: (episodes, successes) of the standing job so far. Raises `StorageError`.
         """
-        self._leases = {lease.robot: _kept(lease) for lease in leases}
         main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
@@ -85,26 +91,45 @@ class JobStore:
         """Jobs that wait or run, and the newest of those that ended."""
         return (*self._ended.values(), *self._scheduler.states())
 
-    def submit(self, request: JobRequest, now_ns: int) -> JobState:
-        """Take a job: noted first, so that it outlives this process. Raises `ConfigError` or `StorageError`."""
+    def submit(self, request: JobRequest, now_ns: int, answer: Callable[[JobState | Exception], None]) -> None:
+        """Take a job: noted first, so that it outlives this process. `answer` gets its state, or the `ConfigError` or
+        `StorageError` that kept it from being taken; at once or later."""
         if request.id == MAIN:
             raise ConfigError(f"id: '{MAIN}' is the standing job, which the gateway hands in. Choose another name.")
         check_names(request)
-        known = self._scheduler.job(request.id) or self._ended.get(request.id)
-        if known is not None:
-            return known
-        request = self._fill_in(request)
-        check_request(request)
+        if (known := self._known(request.id)) is not None:
+            answer(known)
+            return
+        if fault := self._notes.fault:
+            raise StorageError(f"job '{request.id}' cannot be noted now: {fault}")
+        if unknown := [task for task in request.tasks if task not in self._tasks]:
+            raise ConfigError(
+                f"tasks: this fleet does not know '{unknown[0]}'.{suggest(unknown[0], self._tasks)} "
+                f"It knows {', '.join(self._tasks)}."
+            )
         wall_ns = self._wall_ns()
-        if not self._ledger.add_job(request, wall_ns):
-            raise ConfigError(f"id: there was a job '{request.id}' before. Choose another name for the new one.")
-        self._open[request.id] = wall_ns
-        who = request.submitter or "somebody"
-        self._view.add_event("job", f"job '{request.id}' ({request.kind}) handed in by {who}")
-        return self._scheduler.submit(request, now_ns)
 
-    def cancel(self, job: str, now_ns: int) -> JobState:
-        """End a job. Raises `RejectedError` for an unknown one and for the standing one, `StorageError`."""
+        def add() -> JobRequest | None:
+            complete = self._fill_in(request)
+            check_request(complete)
+            return complete if self._ledger.add_job(complete, wall_ns) else None
+
+        def added(complete: JobRequest | None) -> None:
+            if complete is None:
+                # it may have been asked for twice
+                text = f"id: there was a job '{request.id}' before. Choose another name for the new one."
+                answer(self._known(request.id) or ConfigError(text))
+                return
+            self._open[request.id] = wall_ns
+            who = request.submitter or "somebody"
+            self._view.add_event("job", f"job '{request.id}' ({request.kind}) handed in by {who}")
+            answer(self._scheduler.submit(complete, now_ns))
+
+        self._notes.submit(Note(add, added, answer, lasting=False))
+
+    def cancel(self, job: str, now_ns: int, answer: Callable[[JobState], None]) -> None:
+        """End a job; `answer` gets its state when that is noted, or cannot be now. Raises `RejectedError` for an
+        unknown one and for the standing one."""
         if job == MAIN:
             raise RejectedError(
                 f"job '{MAIN}' is what the fleet does when nothing else is asked; it ends with the gateway. To keep a "
@@ -114,45 +139,49 @@ class JobStore:
             raise RejectedError(f"there is no job '{job[:64]}'. `jobs` lists them.")
         state = self._scheduler.cancel(job, now_ns)
         self.poll()
-        return state
+        self._notes.submit(Note(_nothing, lambda _: answer(state), lambda _: answer(state), lasting=False))
 
-    def count(self, job: str, episode: str) -> None:
-        """Count a stored episode for a job, once; when it cannot be noted now, `poll` tries it again."""
-        if job in self._open:
-            self._uncounted.append((job, episode))
-            self._note_counts()
+    def count(self, job: str, episode: str, then: Callable[[], None]) -> None:
+        """Count a stored episode for a job, once; `then` when that is noted, or at once if there is nothing to note."""
+        if job not in self._open:
+            then()
+            return
+        run = partial(self._ledger.count_for_job, job, episode, self._wall_ns())
+        self._notes.submit(Note(run, lambda _: then(), key=f"count {job} {episode}"))
 
     def poll(self) -> None:
-        """Note what could not be counted before, and the jobs that ended since; an evaluation becomes a measurement."""
-        self._note_counts()
-        for job in () if self._uncounted else list(self._open):
+        """Note the jobs that ended since; an evaluation becomes a measurement."""
+        for job, submitted_wall_ns in list(self._open.items()):
             state = self._scheduler.job(job)
-            if state is None or state.phase in (JobPhase.waiting, JobPhase.running):
+            if job in self._ending or state is None or state.phase in (JobPhase.waiting, JobPhase.running):
                 continue
-            try:
-                if state.request.kind == JobKind.evaluation and state.phase == JobPhase.done:
-                    self._note_measurement(state.request, self._open[job])
-                self._ledger.end_job(job, state.phase, self._wall_ns())
-            except StorageError as error:
-                log.error("the end of job '%s' cannot be noted now: %s", job, error)
-                continue
-            del self._open[job]
-            self._view.add_event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
+            self._ending.add(job)
+            run = partial(self._end, state, submitted_wall_ns, self._wall_ns())
+            self._notes.submit(Note(run, partial(self._on_ended, state)))
 
-    def _note_counts(self) -> None:
-        while self._uncounted:
-            job, episode = self._uncounted[0]
-            try:
-                self._ledger.count_for_job(job, episode, self._wall_ns())
-            except StorageError as error:
-                log.error("an episode of job '%s' cannot be counted now: %s", job, error)
-                return
-            self._uncounted.popleft()
+    def _end(self, state: JobState, submitted_wall_ns: int, wall_ns: int) -> Evaluation | None:
+        """Note the end of a job, after all that was counted for it; what it has measured, if that is news."""
+        measured = None
+        if state.request.kind == JobKind.evaluation and state.phase == JobPhase.done:
+            measured = self._note_measurement(state.request, submitted_wall_ns, wall_ns)
+        self._ledger.end_job(state.request.id, state.phase, wall_ns)
+        return measured
 
-    def _note_measurement(self, request: JobRequest, submitted_wall_ns: int) -> None:
+    def _on_ended(self, state: JobState, measured: Evaluation | None) -> None:
+        job = state.request.id
+        self._ending.discard(job)
+        del self._open[job]
+        if measured is not None:
+            self._view.add_evaluation(measured)
+        self._view.add_event("job", f"job '{job}' is {state.phase} after {state.episodes} episodes")
+
+    def _known(self, job: str) -> JobState | None:
+        return self._scheduler.job(job) or self._ended.get(job)
+
+    def _note_measurement(self, request: JobRequest, submitted_wall_ns: int, wall_ns: int) -> Evaluation | None:
         """What an evaluation that is done has measured: the same seeds of every task, each once.
 
-        The same job gives the same result each time, so it is noted once. Raises `StorageError`.
+        The same job gives the same result each time, so it is noted once; None if it was before. Raises `StorageError`.
         """
         found: dict[str, dict[int, bool]] = {}
         for episode in self._ledger.episodes_of_job(request.id):
@@ -164,18 +193,12 @@ class JobStore:
             first_seed=request.first_seed or HELD_OUT_SEEDS.start,
             label=EVALUATION_LABEL,
             started_ns=submitted_wall_ns,
-            duration_s=max(0.0, (self._wall_ns() - submitted_wall_ns) / 1e9),
+            duration_s=max(0.0, (wall_ns - submitted_wall_ns) / 1e9),
         )
-        if evaluation.success and self._ledger.add_evaluation(evaluation, self._wall_ns()):
-            self._view.add_evaluation(evaluation)
+        return evaluation if evaluation.success and self._ledger.add_evaluation(evaluation, wall_ns) else None
 
     def _fill_in(self, request: JobRequest) -> JobRequest:
-        """A request with what was left open filled in. Raises `ConfigError` that names the field."""
-        if unknown := [task for task in request.tasks if task not in self._tasks]:
-            raise ConfigError(
-                f"tasks: this fleet does not know '{unknown[0]}'.{suggest(unknown[0], self._tasks)} "
-                f"It knows {', '.join(self._tasks)}."
-            )
+        """A request with what was left open filled in. Raises `ConfigError` that names the field, `StorageError`."""
         changes: dict[str, object] = {} if request.tasks else {"tasks": self._tasks}
         if request.kind == JobKind.evaluation:
             version = self._ledger.version(request.version) if request.version else self._ledger.newest_version()
@@ -187,32 +210,9 @@ class JobStore:
             raise ConfigError("version: only an evaluation asks for one; a rollout follows the newest.")
         return msgspec.structs.replace(request, **changes)
 
-    # --- leases ---------------------------------------------------------------------------------------------------
 
-    def keep_leases(self, leases: Iterable[Lease]) -> str:
-        """Note who holds what now, but for jobs; why it could not be noted, '' when it was.
-
-        A heartbeat changes nothing here: only who holds a robot is kept, not until when.
-        """
-        now = {lease.robot: lease for lease in leases if not self._scheduler.is_job(lease.holder)}
-        changed: dict[str, Lease | None] = dict.fromkeys(self._leases.keys() - now.keys())
-        changed |= {robot: lease for robot, lease in now.items() if _kept(lease) != self._leases.get(robot)}
-        try:
-            if changed:
-                self._ledger.keep_leases(changed, self._wall_ns())
-        except StorageError as error:
-            # Robots work on: a full disk must not stop them. It is tried again with the next poll.
-            if str(error) != self._fault:
-                log.error("leases cannot be noted: %s", error)
-            self._fault = str(error)
-            return self._fault
-        self._fault, self._leases = "", {robot: _kept(lease) for robot, lease in now.items()}
-        return ""
-
-
-def _kept(lease: Lease) -> tuple[int, dict[str, str]]:
-    """What must be noted again when it changes."""
-    return lease.number, lease.stops
+def _nothing() -> None:
+    """Something to wait behind."""
 
 
 def _success(outcome: str) -> bool | None:

@@ -84,8 +84,14 @@ class CommandForwarder:
             log.warning("robot '%s' %s", robot, text)
             self._view.add_event("error", text, robot)
 
-    def poll_stops(self) -> None:
-        """Note what has gone out by the way of stops. To be called before anything that may take its time."""
+    def poll(self) -> None:
+        """Note what has gone out by the way of stops, then forward what people do at the page. To be called before, and
+        again between, anything that may take its time."""
+        self._poll_stops()
+        for command in self._view.pop_commands():
+            self._forward_page_command(command)
+
+    def _poll_stops(self) -> None:
         if self._stops is None:
             return
         for peer, command in self._stops.pop_given():
@@ -98,11 +104,6 @@ class CommandForwarder:
             self.dispatcher.operators.show_stops(robot, state, self._clock.now_ns())
         for command in self._stops.pop_undelivered():
             self._channel.send(command.robot, command)
-
-    def poll_page(self) -> None:
-        """Forward what people do at the page."""
-        for command in self._view.pop_commands():
-            self._forward_page_command(command)
 
     def forward_teleop_command(self, peer: str, command: OperatorCommand) -> None:
         """A teleoperator drives a robot it holds; anybody may stop one."""

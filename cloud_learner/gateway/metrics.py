@@ -7,23 +7,24 @@ messages, and words of ours.
 from __future__ import annotations
 
 from collections import Counter as CountByKey
-from collections.abc import Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.gateway.ingest import IngestOutcome, IngestResult
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.storage.ingest import IngestOutcome, IngestResult
+from cloud_learner.gateway.storage.storage_thread import StorageThread
 from cloud_learner.operator.view import FleetView
 from hal.resource.health import RobotHealth
 from hal.resource.lease import ESTOP
 from wire.clock import Clock
+from wire.codec import Undecoded
 from wire.messages import Message
 from wire.messages.fleet import JobKind, JobPhase
-from wire.messages.gateway import Nack, ReintroduceRequest, Rejection, Segment
+from wire.messages.gateway import Segment
 from wire.metrics import PREFIX, RobotSample, make_registry, robot_metrics, trainer_metrics
 from wire.types import EpisodeSource, Role
 
@@ -31,26 +32,6 @@ HEARD_NS = 10_000_000_000
 """a peer that spoke so lately counts as connected"""
 
 
-class RejectionKind(StrEnum):
-    """Why somebody or something was turned away, as far as the gateway's own messages tell."""
-
-    unknown_key = "unknown_key"
-    wrong_role = "wrong_role"
-    """this message is not for whoever sent it to send"""
-    duplicate_name = "duplicate_name"
-    """another robot has it"""
-    other_spec = "other_spec"
-    """another kind of robot than this fleet's policy is made for"""
-    no_hello = "no_hello"
-    """it has to say hello first: so do all after each start of the gateway"""
-    not_stored = "not_stored"
-    """it has to come again later"""
-    other = "other"
-    """as the log says"""
-
-
-_BEGINNINGS = {"name": RejectionKind.duplicate_name, "spec": RejectionKind.other_spec}
-"""what the text of a rejection begins with"""
 _PURPOSES = (*JobKind, ESTOP)
 _OTHER = "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -59,8 +40,17 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 class GatewayMetrics:
     """Counts as things happen, in the gateway's loop; `text` is for any thread."""
 
-    def __init__(self, view: FleetView, ledger: Ledger, peers: Mapping[str, KnownPeer], clock: Clock) -> None:
-        """`peers`: by name, as the gateway keeps them."""
+    def __init__(
+        self,
+        view: FleetView,
+        ledger: Ledger,
+        peers: Mapping[str, KnownPeer],
+        refusals: Sequence[Mapping[str, int]],
+        clock: Clock,
+    ) -> None:
+        """`peers`: by name, as the gateway keeps them; `refusals`: how often something was refused, by reason, of each
+        that counts them; `ledger`: its own figures, it is asked nothing."""
+        self._refusals = refusals
         self._view, self._ledger, self._peers, self._clock = view, ledger, peers, clock
         self._registry = make_registry(self)
         self._received = self._counter("gateway_messages_received", "Messages of known keys, by type.", "type")
@@ -83,43 +73,28 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._rejected = CountByKey[str](dict.fromkeys(RejectionKind, 0))
-        self.refusals: list[CountByKey[str]] = [self._rejected]
-        """counted here and by others, by reason; what has the same reason is added up"""
+        self.storage: StorageThread | None = None
+        """set once there is one"""
         for outcome in IngestOutcome:
             self._segments.labels(outcome)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}{name}", text, labels, registry=self._registry)
 
-    def on_received(self, message: Message) -> None:
+    def on_received(self, kind: type[Message]) -> None:
         """A message of a peer that has a key."""
-        self._received.labels(type(message).__name__).inc()
+        self._received.labels(kind.__name__).inc()
 
     def on_sent(self, message: Message) -> None:
         """A message that a connection took."""
         self._sent.labels(type(message).__name__).inc()
 
-    def on_answer(self, message: Message) -> None:
-        """A message to a peer, whether it is there to take it or not."""
-        match message:
-            case Rejection(reason=text):
-                self.on_rejected(_BEGINNINGS.get(text.partition(":")[0], RejectionKind.other))
-            case ReintroduceRequest():
-                self.on_rejected(RejectionKind.no_hello)
-            case Nack():
-                self.on_rejected(RejectionKind.not_stored)
-
-    def on_rejected(self, kind: RejectionKind, times: int = 1) -> None:
-        """Somebody or something was turned away."""
-        self._rejected[kind] += times
-
-    def on_ingested(self, segment: Segment, result: IngestResult) -> None:
-        """What became of a segment."""
+    def on_ingested(self, segment: Segment | None, result: IngestResult) -> None:
+        """What became of a segment, None: which was not looked at."""
         self._segments.labels(result.outcome).inc()
         if result.outcome == IngestOutcome.retry:
             self.storage_faults.inc()
-        if result.outcome == IngestOutcome.stored:
+        if segment is not None and result.outcome == IngestOutcome.stored:
             self._steps.inc(segment.steps)
             self._bytes.inc(segment_bytes(segment))
             # a simulator's demonstrations are recorded in its own time
@@ -140,8 +115,9 @@ class GatewayMetrics:
         yield _shares("gateway_peers", "Peers that were heard lately, by role.", "role", Role, (p.role for p in heard))
         refused = CounterMetricFamily(f"{PREFIX}gateway_refusals", "Who or what was turned away.", labels=("reason",))
         total = CountByKey[str]()
-        for counts in self.refusals:
-            total.update(counts.copy())
+        for counts in self._refusals:
+            # the threads that count go on meanwhile
+            total.update(dict(counts))
         for reason, times in total.items():
             refused.add_metric((reason,), times)
         yield refused
@@ -152,6 +128,13 @@ class GatewayMetrics:
             self._ledger.writes,
             self._ledger.write_wait_s,
         )
+        if self.storage is not None:
+            away_s = seen.storage_away_s or 0.0
+            yield GaugeMetricFamily(f"{PREFIX}storage_away_seconds", "Since disk or database take nothing.", away_s)
+            waiting = self.storage.queued_bytes
+            yield GaugeMetricFamily(f"{PREFIX}storage_queue_bytes", "Segments that wait to be stored.", waiting)
+            dropped = "Events that were not noted because too many waited."
+            yield CounterMetricFamily(f"{PREFIX}storage_notes_dropped", dropped, self.storage.dropped)
         yield GaugeMetricFamily(f"{PREFIX}buffer_steps", "Steps in the buffer.", seen.steps_stored)
         states = [state for _, (_, _, state) in robots if state is not None]
         yield _shares("robots", "Robots by health.", "health", RobotHealth, (state.health for state in states))
@@ -183,27 +166,24 @@ class CountedChannel:
     def __init__(self, channel: AuthenticatedServerChannel, metrics: GatewayMetrics) -> None:
         self._channel, self._metrics = channel, metrics
         self.adopt, self.address, self.role = channel.adopt, channel.address, channel.role
+        self.rejections, self.close = channel.rejections, channel.close
+        self.refused = channel.refused
 
     def recv(self) -> tuple[str, Message] | None:
-        received = self._channel.recv()
+        raise NotImplementedError("the gateway asks for some kinds undecoded.")
+
+    def recv_unless(self, kinds: Set[type[Message]]) -> tuple[str, Message | Undecoded] | None:
+        received = self._channel.recv_unless(kinds)
         if received is not None:
-            self._metrics.on_received(received[1])
+            message = received[1]
+            self._metrics.on_received(message.kind if isinstance(message, Undecoded) else type(message))
         return received
 
     def send(self, peer: str, message: Message) -> bool:
-        self._metrics.on_answer(message)
         sent = self._channel.send(peer, message)
         if sent:
             self._metrics.on_sent(message)
         return sent
-
-    def rejections(self) -> list[tuple[str, str]]:
-        found = self._channel.rejections()
-        self._metrics.on_rejected(RejectionKind.unknown_key, len(found))
-        return found
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 def _shares(name: str, text: str, label: str, known: Iterable[str], found: Iterable[str]) -> Metric:

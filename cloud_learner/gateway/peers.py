@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Set
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from wire.codec import Undecoded
 from wire.identity.refusals import RefusalReason
+from wire.messages import Message
 from wire.messages.gateway import Hello
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
 
 
 class AuthenticatedServerChannel(ServerChannel, Protocol):
     """A server channel that can say whom it turned away, and that tells two connections of one name apart."""
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What was refused, by reason."""
+        ...
+
+    def recv_unless(self, kinds: Set[type[Message]]) -> tuple[str, Message | Undecoded] | None: ...
 
     def rejections(self) -> list[tuple[str, str]]: ...
 
@@ -22,17 +32,14 @@ class AuthenticatedServerChannel(ServerChannel, Protocol):
     def address(self, peer: str) -> str: ...
 
 
-_EVENTS = 200
-"""at once: what an edge keeps while it has no connection, and as many again"""
-_EVENT_NS = 100_000_000
-"""and then one in so long"""
 _KEYS = 1000
 
 
-class EventBudget:
-    """How many events of a key are kept, or told in the log: each takes room on a disk."""
+class PeerBudget:
+    """How much of something the holders of each key may send: so many at once, then one every so often."""
 
-    def __init__(self) -> None:
+    def __init__(self, burst: int, every_ns: int) -> None:
+        self._burst, self._every_ns = burst, every_ns
         self._spent_ns: OrderedDict[str, int] = OrderedDict()
         """by key, when all of its share can be spent again"""
 
@@ -40,11 +47,22 @@ class EventBudget:
         """Whether one more of `peer`, whichever connection of its key that is."""
         name = peer.partition(PEER_SUFFIX)[0]
         spent_ns = max(self._spent_ns.pop(name, now_ns), now_ns)
-        granted = spent_ns - now_ns <= (_EVENTS - 1) * _EVENT_NS
-        self._spent_ns[name] = spent_ns + _EVENT_NS * granted
+        granted = spent_ns - now_ns <= (self._burst - 1) * self._every_ns
+        self._spent_ns[name] = spent_ns + self._every_ns * granted
         if len(self._spent_ns) > _KEYS:
             self._spent_ns.popitem(last=False)
         return granted
+
+
+def event_budget() -> PeerBudget:
+    """Of events that are kept, or told in the log: each takes room on a disk. At once: what an edge keeps while it has
+    no connection, and as many again."""
+    return PeerBudget(200, 100_000_000)
+
+
+def message_budget() -> PeerBudget:
+    """Of all that is no data and no command: several times what a robot with many cameras or a page of robots sends."""
+    return PeerBudget(2000, 2_000_000)
 
 
 class KnownPeer(msgspec.Struct):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 from collections import Counter, deque
 
 import msgspec
 
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, EventBudget
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, event_budget
+from cloud_learner.gateway.wakeup import Wakeup
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
 from wire.identity.permissions import Port, may_send
@@ -76,10 +76,10 @@ class StopServer:
         self._answered_ns: dict[tuple[str, str], int] = {}
         self._heard_ns: dict[str, dict[str, int]] = {}
         """by name, when each connection of it was heard last"""
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._wake = Wakeup()
         self.refused: Counter[str] = Counter()
         """what is no matter of stopping, or of those who may not stop, by reason"""
-        self._told = EventBudget()
+        self._told = event_budget()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -91,7 +91,7 @@ class StopServer:
         with self._lock:
             self._given.append((peer, command))
             self._send_stop(command)
-        self._ring()
+        self._wake.ring()
 
     def pop_given(self) -> list[tuple[str, OperatorCommand]]:
         """Stops that went out since the last call: (who made it, '' for the page; the stop)."""
@@ -122,7 +122,7 @@ class StopServer:
                     self._forget(robot, command.stop)
                 if up:
                     self._outbox.append(command)
-        self._ring()
+        self._wake.ring()
         return up
 
     def pop_undelivered(self) -> list[OperatorCommand]:
@@ -175,11 +175,11 @@ class StopServer:
 
     def close(self) -> None:
         self._closing = True
-        self._ring()
+        self._wake.ring()
         if self._thread is not None:
             self._thread.join()
         self._channel.close()
-        os.close(self._wake)
+        self._wake.close()
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class StopServer:
                         del self._answered_ns[next(iter(self._answered_ns))]
             case OperatorCommand(kind=OperatorCommandKind.estop):
                 if len(message.robot) > _LONGEST:
-                    self.refused["robot"] += 1
+                    self.refused[RefusalReason.rejected] += 1
                     return
                 stop = message.stop if 0 < len(message.stop) <= _LONGEST else new_stop_id(name)
                 self.give(msgspec.structs.replace(message, operator=name, stop=stop), name)
@@ -259,22 +259,13 @@ class StopServer:
         while not self._closing:
             try:
                 channels = [self._channel] if isinstance(self._channel, ZmqServer) else []
-                wait_any([self._wake, *channels], _WAIT_S)
-                self._silence()
+                wait_any([self._wake.fd, *channels], _WAIT_S)
+                self._wake.silence()
                 self.poll()
             except Exception:
                 # Whatever it is: the next stop must go out.
                 log.exception("the way of stops failed; it goes on.")
                 time.sleep(_FAILED_S)
-
-    def _ring(self) -> None:
-        os.eventfd_write(self._wake, 1)
-
-    def _silence(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
 
     # --- with the lock held -------------------------------------------------------------------------------------
 

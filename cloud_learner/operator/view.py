@@ -11,12 +11,20 @@ import math
 import statistics
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from cloud_learner.operator.view_models import LOST_AFTER_S, RobotView, UnaidedSuccess, finite, job_model, robot_model
+from cloud_learner.operator.view_models import (
+    LOST_AFTER_S,
+    MODE_EVENTS,
+    RobotView,
+    UnaidedSuccess,
+    finite,
+    job_model,
+    robot_model,
+)
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
@@ -32,13 +40,6 @@ _LONGEST = 2000
 """characters of an event"""
 _MOST_LABELS = 32
 
-_MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
-    ("", Mode.human): ("intervention", "a person took over"),
-    (Mode.human, ""): ("intervention", "handed back"),
-    ("", Mode.estop): ("estop", "emergency stop"),
-    (Mode.estop, ""): ("estop", "emergency stop released"),
-}
-
 
 class FleetObservation(msgspec.Struct, frozen=True):
     """The fleet at one moment, for programs."""
@@ -53,6 +54,8 @@ class FleetObservation(msgspec.Struct, frozen=True):
     jobs: tuple[JobState, ...]
     success: dict[str, float]
     """by task: of the newest version on the curve"""
+    storage_away_s: float | None
+    """since disk or database take nothing, None: they do"""
 
 
 class FleetView:
@@ -93,6 +96,10 @@ class FleetView:
         self._commands: list[OperatorCommand] = []
         self._jobs: tuple[JobState, ...] = ()
         self._rejections: dict[str, list[tuple[str, str]]] = {}
+        self._storage_fault = ""
+        self._away_ns = 0
+        self.on_command: Callable[[], None] = lambda: None
+        """called by the page's thread when there is something to `pop_commands`"""
 
     # --- the gateway's side -------------------------------------------------------------------------------------
 
@@ -124,8 +131,8 @@ class FleetView:
                 held = Mode.human
             if held != robot.held_mode:
                 for step in ((robot.held_mode, ""), ("", held)):
-                    if step in _MODE_EVENTS:
-                        self._add_event(*_MODE_EVENTS[step], robot.name)
+                    if step in MODE_EVENTS:
+                        self._add_event(*MODE_EVENTS[step], robot.name)
                 robot.held_mode = held
             self._mark_lost(now_ns)
 
@@ -228,6 +235,15 @@ class FleetView:
             if ingest_s is not None and math.isfinite(ingest_s):
                 self._ingest_s.append(ingest_s)
 
+    def update_storage(self, fault: str) -> None:
+        """Why disk or database take nothing now, '' when they do."""
+        with self._lock:
+            if bool(fault) != bool(self._storage_fault):
+                now_ns = self._clock.now_ns()
+                self._add_event("storage", fault or f"storage is back after {self._away_s(now_ns)} s")
+                self._away_ns = now_ns
+            self._storage_fault = fault
+
     def add_event(self, kind: str, text: str, robot: str = "") -> None:
         """A line for the list of events. `kind` chooses its colour: see `.event[data-kind]` in style.css."""
         with self._lock:
@@ -257,7 +273,8 @@ class FleetView:
                 stop = OperatorCommandKind.estop
                 self._commands = [one for one in self._commands if one.robot != command.robot or one.kind == stop]
             self._commands.append(command)
-            return True
+        self.on_command()
+        return True
 
     def pop_rejections(self, operator: str) -> list[tuple[str, str]]:
         """(robot that was not given, or '', and why) for `operator` since the last call."""
@@ -310,6 +327,7 @@ class FleetView:
                 self._steps_stored,
                 self._jobs,
                 self._curve[-1]["tasks"] if self._curve else {},
+                self._away_s(now_ns),
             )
 
     def snapshot(self) -> dict[str, Any]:
@@ -321,6 +339,7 @@ class FleetView:
                 "t_s": round((now_ns - self._started_ns) / 1e9, 3),
                 "robots": [robot_model(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
                 "trainer": self._trainer_now(now_ns),
+                "storage": {"fault": self._storage_fault, "away_s": self._away_s(now_ns)},
                 "version": None
                 if self._version is None
                 else {
@@ -359,6 +378,9 @@ class FleetView:
             if not robot.lost and robot.status is not None and now_ns - robot.seen_ns > LOST_AFTER_S * 1e9:
                 robot.lost = True
                 self._add_event("link", f"no word for {LOST_AFTER_S:.0f} s", robot.name)
+
+    def _away_s(self, now_ns: int) -> float | None:
+        return round((now_ns - self._away_ns) / 1e9, 1) if self._storage_fault else None
 
     def _trainer_now(self, now_ns: int) -> dict[str, Any] | None:
         if self._trainer is None:

@@ -28,6 +28,14 @@ FINISHED = (EpisodeOutcome.success, EpisodeOutcome.failure)
 """outcomes that say how well the policy does"""
 _GRIPPER_WORDS = ("grip", "effort", "finger")
 
+MODE_EVENTS: dict[tuple[str, str], tuple[str, str]] = {
+    ("", Mode.human): ("intervention", "a person took over"),
+    (Mode.human, ""): ("intervention", "handed back"),
+    ("", Mode.estop): ("estop", "emergency stop"),
+    (Mode.estop, ""): ("estop", "emergency stop released"),
+}
+"""(kind, text) of the event when a mode that people see gives way to another"""
+
 
 class RobotView:
     """What is known of one robot."""

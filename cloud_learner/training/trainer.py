@@ -28,6 +28,7 @@ from cloud_learner.training.learner import Learner
 from cloud_learner.training.retry import RetryPause
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
+from wire import codec
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError, InvalidDataError
 from wire.messages.gateway import (
@@ -36,6 +37,7 @@ from wire.messages.gateway import (
     Nack,
     Published,
     Rejection,
+    Segment,
     SegmentCommitted,
     Stop,
     TrainerStatus,
@@ -228,8 +230,9 @@ class Trainer:
         while (message := self._gateway.recv()) is not None:
             about_connection = self.session.handle_message(message)
             match message:
-                case SegmentCommitted(row=row, segment=segment):
-                    self._source.submit(row, segment)
+                case SegmentCommitted(row=row, record=record):
+                    if isinstance(segment := codec.decode(record, stored=True), Segment):
+                        self._source.submit(row, segment)
                 case HelloAck(echo_ns=echo_ns):
                     if self._upload is not None:
                         self._upload.on_heartbeat_answered(echo_ns)

@@ -131,7 +131,7 @@ def quarantine(
 ) -> None:
     """List what was refused as invalid or found damaged, the oldest first: id, robot, age, size and reason."""
     from cloud_learner.buffer.store.quarantine import describe
-    from cloud_learner.gateway.ingest import Ingest, IngestOutcome
+    from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome
 
     with DataDirectory(data).open_buffer(write=bool(submit)) as (ledger, store):
         if show:

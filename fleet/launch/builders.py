@@ -54,25 +54,35 @@ def run_gateway(options: GatewayOptions) -> None:
         f"tcp://{options.host}:{options.heard_stop_port or '*'}", data.keys, apart=True, option="--stop-port"
     )
     stops = StopServer(heard, MonotonicClock(), int(heard.endpoint.rpartition(":")[2]))
-    gateway, view, ledger, maintenance = factories.make_gateway(recipe, data, channel, stops=stops)
-    page = serve(view, options.web_host, options.web_port, stop=stops.give, metrics=gateway.metrics.text)
+    # before a database is waited for: a stop needs none
     stops.start()
+    with contextlib.ExitStack() as undo:
+        undo.callback(channel.close)
+        undo.callback(stops.close)
+        made = wait_for_buffer(
+            lambda: factories.make_gateway(recipe, data, channel, stops=stops), lambda: shutdown.requested
+        )
+        if made is None:
+            return
+        undo.pop_all()
+    gateway, view, ledger, maintenance = made
+    page = serve(view, options.web_host, options.web_port, stop=stops.give, metrics=gateway.metrics.text)
     if options.web_host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("the page has no log-in: everybody who reaches %s can move robots.", page.url)
     data.note_gateway(channel.endpoint.replace("//0.0.0.0:", "//127.0.0.1:"))
     log.info("robots connect to %s, for stops to port %d; the page is %s", channel.endpoint, stops.port, page.url)
+    gateway.start()
     maintenance.start()
     try:
         while not shutdown.requested:
-            wait_any([channel], 0.02)
+            wait_any([channel, gateway.wakeup.fd], 0.02)
             gateway.poll()
     finally:
         page.close()
         # Closing the page drops the links of those who held a robot: the robots must hear of it.
-        gateway.poll()
+        gateway.close()
         stops.close()
         channel.close()
-        gateway.close()
         maintenance.stop()
         ledger.close()
 

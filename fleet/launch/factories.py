@@ -133,9 +133,9 @@ def make_gateway(
     `clock`: that of robots which do not run in real time, for leases and health. `stops`: their own way, not started.
     """
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
-    from cloud_learner.gateway.ingest import Ingest
     from cloud_learner.gateway.server import Gateway
-    from cloud_learner.gateway.weight_store import WeightStore
+    from cloud_learner.gateway.storage.ingest import Ingest
+    from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
 
     ledger, store = data.buffer.open_writer()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from websockets.sync.client import connect
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.app import serve
 from cloud_learner.operator.view import FleetView
 from hal.driver_host.stop_line import ANSWER_S, StopOrder, send_order

@@ -36,6 +36,20 @@ class RefusalReason(StrEnum):
     """a message, or a `Hello`, that the role of the key may not send"""
     malformed = "malformed"
     too_large = "too_large"
+    no_hello = "no_hello"
+    """it has to say hello first: so do all after each start of the gateway"""
+    duplicate_name = "duplicate_name"
+    """another robot has it"""
+    other_spec = "other_spec"
+    """another kind of robot than this fleet's policy is made for"""
+    too_often = "too_often"
+    """more of it than one peer may send"""
+    not_stored = "not_stored"
+    """it has to come again later"""
+    rejected = "rejected"
+    """what it says cannot be; whoever said it was told why"""
+    failed = "failed"
+    """nobody thought of it, the log says what it was"""
 
 
 class AddressLimit:

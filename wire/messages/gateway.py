@@ -350,7 +350,8 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 
     max_bytes: ClassVar[int] = LARGE_BYTES
     row: int
-    segment: Segment
+    record: bytes
+    """the encoded `Segment`, as it is stored"""
 
 
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------

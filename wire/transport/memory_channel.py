@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable, Set
+from typing import TypeVar
 
 from wire.clock import Clock, MonotonicClock
-from wire.codec import decode, encode
+from wire.codec import Undecoded, decode, decode_unless, encode
 from wire.errors import MessageTooLargeError, ProtocolError
 from wire.messages import Message
 from wire.messages.gateway import Rejection
@@ -19,6 +21,7 @@ from wire.transport.faults import FaultPlan, FaultyQueue
 from wire.transport.keys import default_role
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 _Queue = deque[bytes] | FaultyQueue
 
@@ -58,6 +61,13 @@ class MemoryServer:
 
     def recv(self) -> tuple[str, Message] | None:
         """The next valid message; what is none is counted, and its sender is told."""
+        return self._recv(decode)
+
+    def recv_unless(self, kinds: Set[type[Message]]) -> tuple[str, Message | Undecoded] | None:
+        """As `recv`; messages of these kinds come undecoded."""
+        return self._recv(lambda data: decode_unless(data, kinds))
+
+    def _recv(self, read: Callable[[bytes], R]) -> tuple[str, R] | None:
         for peer, way in self._ways.items():
             while way:
                 self._inbox.append((peer, way.popleft()))
@@ -65,7 +75,7 @@ class MemoryServer:
             peer, data = self._inbox.popleft()
             name = self._adopted.get(peer, peer)
             try:
-                return name, decode(data)
+                return name, read(data)
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refused[error.reason] += 1
                 log.debug("dropped a message of '%s': %s", name, error)

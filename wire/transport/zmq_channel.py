@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from wire.codec import MAX_MESSAGE_BYTES, decode, encode
+from wire.codec import MAX_MESSAGE_BYTES, Undecoded, decode, decode_unless, encode
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError
 from wire.identity.admission import Authenticator, TcpConnection
 from wire.identity.guests import Guests
@@ -31,6 +31,7 @@ from wire.transport.shared_channel import SharedChannel
 from wire.types import Role
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 4000
@@ -112,6 +113,13 @@ class ZmqServer:
     def recv(self) -> tuple[str, Message] | None:
         """The next valid message that has come, None also after many that are none. What is not one is counted in
         `refusals`, told with its sender, and dropped."""
+        return self._recv(decode)
+
+    def recv_unless(self, kinds: Set[type[Message]]) -> tuple[str, Message | Undecoded] | None:
+        """As `recv`; messages of these kinds come undecoded, for whoever hands them on."""
+        return self._recv(lambda data: decode_unless(data, kinds))
+
+    def _recv(self, read: Callable[[bytes], R]) -> tuple[str, R] | None:
         self._authenticator.poll()
         self._watch()
         for _ in range(_INVALID_AT_ONCE):
@@ -130,7 +138,7 @@ class ZmqServer:
             try:
                 if len(frames) != 2:
                     raise ProtocolError(f"{len(frames) - 1} parts instead of one.")
-                message = decode(frames[1].bytes)
+                message = read(frames[1].bytes)
             except (ProtocolError, MessageTooLargeError) as error:
                 self.refusals.counts[error.reason] += 1
                 if self.refusals.limit.take(record.name):

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import socket
+import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ class Database:
         """transactions that wrote, and how long they waited for the database and for one another to begin"""
         self._engine = engine
         self._lock = lock
+        self._together = threading.local()
         snapshot = {} if lock else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reader = engine.execution_options(**snapshot)
         # after waiting for the lock a writer must see what was committed meanwhile
@@ -92,6 +94,9 @@ class Database:
     @contextlib.contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A transaction that sees one state of the ledger, however long it takes."""
+        if (shared := self._shared()) is not None:
+            yield shared
+            return
         with self._explained(), self._reader.connect() as connection:
             yield connection
 
@@ -100,12 +105,31 @@ class Database:
         """A transaction that is on the device when it ends; an exception within undoes all of it."""
         if self.read_only:
             raise NotWritableError(f"ledger {self.location} was opened for reading only.")
+        if (shared := self._shared()) is not None:
+            with self._explained():
+                yield shared
+            return
         began_s = time.monotonic()
         with self._explained(), self._writer.begin() as connection:
             # one writer at a time: its lock guards these too
             self.writes += 1
             self.write_wait_s += time.monotonic() - began_s
             yield connection
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it all that this thread reads and writes is one transaction, which an exception undoes. Not to be
+        entered twice."""
+        with self.writing() as connection:
+            self._together.connection = connection
+            try:
+                yield
+            finally:
+                self._together.connection = None
+
+    def _shared(self) -> sa.Connection | None:
+        """The transaction that this thread is in, if it is one of `together`."""
+        return getattr(self._together, "connection", None)
 
     @contextlib.contextmanager
     def exclusive(self, wait_s: float = 10.0) -> Iterator[None]:

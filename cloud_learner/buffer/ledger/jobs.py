@@ -12,6 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger.notes import read_meta, write_meta
 from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
 from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
@@ -20,6 +21,7 @@ from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
 _OPEN = "waiting"
+_LEASE = "lease"
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
@@ -88,3 +90,10 @@ def kept_leases(connection: sa.Connection, gateway: int) -> tuple[Lease, ...]:
     """The leases that stood at a gateway."""
     rows = connection.scalars(sa.select(_leases.lease).where(_leases.gateway == gateway).order_by(_leases.robot))
     return tuple(msgspec.json.decode(row, type=Lease) for row in rows)
+
+
+def reserve_leases(connection: sa.Connection, count: int) -> int:
+    """Reserve the next `count` numbers of leases for the caller; the one before the first of them."""
+    number = int(read_meta(connection, _LEASE) or 0)
+    write_meta(connection, _LEASE, str(number + count))
+    return number

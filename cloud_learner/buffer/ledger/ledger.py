@@ -249,15 +249,14 @@ class Ledger(Database):
     task_counts = _reads(ledger_work.task_counts)
     keep_leases = _writes_own(ledger_work.keep_leases)
     kept_leases = _reads_own(ledger_work.kept_leases)
+    reserve_leases = _writes(ledger_work.reserve_leases)
 
     # gateways that share this ledger
     claim_journal = _writes(sites.claim_journal)
     gateway_of = _reads(sites.gateway_of)
     gateway_names = _reads(sites.gateway_names)
     unsealed_elsewhere = _reads_own(sites.unsealed_elsewhere)
-    reserve_leases = _writes(sites.reserve_leases)
-    take_robot = _writes_own(sites.take_robot)
-    keep_robots = _writes_own(sites.keep_robots)
+    take_robots = _writes_own(sites.take_robots)
 
     # counters
     totals = _reads(ledger_segments.totals)

@@ -6,19 +6,26 @@ Functions of one transaction; `Ledger` has them as methods. A gateway is known b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.notes import read_meta, write_meta
+from cloud_learner.buffer.ledger.jobs import reserve_leases
 from cloud_learner.buffer.ledger.tables import insert_into
 from wire.errors import StorageError
 
 _g, _s, _holds = tables.gateways.c, tables.segments.c, tables.robot_holds.c
-_LEASE = "lease"
-LEASES_AT_ONCE = 1_000_000
-"""numbers of leases that a gateway may give before it asks for more"""
+
+
+class TakenRobots(msgspec.Struct, frozen=True):
+    """What came of `take_robots`."""
+
+    elsewhere: dict[str, str] = {}
+    """by robot: the name of the gateway that has it"""
+    reserved: int = 0
+    """number after which leases are to be numbered now, 0: as before"""
 
 
 def claim_journal(connection: sa.Connection, journal: str, name: str, renamed: bool) -> int:
@@ -67,34 +74,26 @@ def _unsealed_of(gateway: int) -> sa.Exists:
     return sa.exists().where(_s.journal.is_not(None), _s.gateway == gateway)
 
 
-def reserve_leases(connection: sa.Connection) -> int:
-    """The number after which the caller may number `LEASES_AT_ONCE` leases: above all that were ever given."""
-    number = int(read_meta(connection, _LEASE) or 0)
-    write_meta(connection, _LEASE, str(number + LEASES_AT_ONCE))
-    return number
+def take_robots(
+    connection: sa.Connection, gateway: int, robots: Sequence[str], silent_s: float, leases: int
+) -> TakenRobots:
+    """Have these robots, which this gateway hears, but for those that another one has heard of within `silent_s`.
 
-
-def take_robot(connection: sa.Connection, gateway: int, robot: str, silent_s: float) -> tuple[str, bool]:
-    """Have `robot` at this gateway: ('', whether it was at another one before).
-
-    (name of the other gateway, False), with nothing changed, while that has heard of it within `silent_s`.
+    `leases`: so many numbers are reserved when one comes from another gateway.
     """
-    now_ns = _now_ns(connection)
-    query = sa.select(_holds.gateway, _holds.heard_ns, _g.name).join(tables.gateways, _g.number == _holds.gateway)
-    found = connection.execute(query.where(_holds.robot == robot)).one_or_none()
-    moved = found is not None and found.gateway != gateway
-    if found is not None and moved and now_ns - found.heard_ns < silent_s * 1e9:
-        return found.name, False
-    row = insert_into(connection, tables.robot_holds).values(robot=robot, gateway=gateway, heard_ns=now_ns)
+    now_ns, elsewhere, moved = _now_ns(connection), dict[str, str](), False
+    query = sa.select(_holds.robot, _holds.gateway, _holds.heard_ns, _g.name)
+    query = query.join(tables.gateways, _g.number == _holds.gateway).where(_holds.robot.in_(list(robots)))
+    for robot, other, heard_ns, name in connection.execute(query):
+        if other != gateway and now_ns - heard_ns < silent_s * 1e9:
+            elsewhere[robot] = name
+        moved |= other != gateway and robot not in elsewhere
     change = {"gateway": gateway, "heard_ns": now_ns}
-    connection.execute(row.on_conflict_do_update(index_elements=["robot"], set_=change))
-    return "", moved
-
-
-def keep_robots(connection: sa.Connection, gateway: int, robots: Iterable[str]) -> None:
-    """This gateway has heard of these robots, of which it keeps those it has."""
-    mine = sa.update(tables.robot_holds).where(_holds.gateway == gateway, _holds.robot.in_(list(robots)))
-    connection.execute(mine.values(heard_ns=_now_ns(connection)))
+    if mine := [{"robot": robot, **change} for robot in robots if robot not in elsewhere]:
+        row = insert_into(connection, tables.robot_holds)
+        row = row.on_conflict_do_update(index_elements=["robot"], set_=change)
+        connection.execute(row, mine)
+    return TakenRobots(elsewhere, reserve_leases(connection, leases) if moved else 0)
 
 
 def _now_ns(connection: sa.Connection) -> int:

@@ -105,14 +105,17 @@ class SegmentStore:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def append_all(self, segments: Sequence[tuple[Segment, int]], committed_ns: int) -> list[int | None]:
+    def append_all(
+        self, segments: Sequence[tuple[Segment, int]], committed_ns: int, records: Sequence[bytes] = ()
+    ) -> list[int | None]:
         """Take segments, each with when it was received: all on the device and committed when this returns, or none.
+        `records`: what `encode` makes of them, if that is known.
 
         Their ledger rows, None for one that was there. Raises `InvalidDataError` when the ledger refuses one of them or
         one is too large, and `DiskFullError`, `NotWritableError` or `StorageError`; then none is stored, or, if only
         the answer of a commit was lost, they are found to be there the next time.
         """
-        payloads = [self._encode(segment) for segment, _ in segments]
+        payloads = records or [self.encode(segment) for segment, _ in segments]
         # one batch after the other: `Journal.remove_unused` relies on it
         with self._appending:
             places = self.journal.append_all(payloads)
@@ -120,7 +123,8 @@ class SegmentStore:
                 [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns
             )
 
-    def _encode(self, segment: Segment) -> bytes:
+    def encode(self, segment: Segment) -> bytes:
+        """The record of a segment: it in its canonical form. Raises `InvalidDataError` for one that is too large."""
         try:
             return codec.encode(canonical(segment, self.spec(segment.episode.spec_hash)))
         except MessageTooLargeError as error:

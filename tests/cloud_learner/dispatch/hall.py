@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
@@ -41,8 +41,8 @@ class Hall:
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
         self.ledger, store = BufferLocation(root).open_writer()
-        ingest = Ingest(self.ledger, store, self.clock)
-        ingest.open()
+        self.ingest = Ingest(self.ledger, store, self.clock)
+        self.ingest.open()
         self.view = FleetView(self.clock)
         self.stops = stops(self.clock) if stops is not None else None
         give = self.stops.give if self.stops is not None else None
@@ -51,7 +51,7 @@ class Hall:
         self.gateway = Gateway(
             self.server,
             self.ledger,
-            ingest,
+            self.ingest,
             weights,
             self.view,
             TASKS,

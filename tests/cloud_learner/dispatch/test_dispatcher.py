@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -264,16 +264,20 @@ def test_a_full_disk_stops_neither_robots_nor_the_count(hall: Hall, monkeypatch:
     hall.ask(console, SubmitJob(1, canary(episodes=2, tasks=("reach",))))
     hall.pass_time(1.0)
 
-    def full(*arguments: object) -> None:
-        raise DiskFullError("no space left")
-
+    full = True
     for name in ("count_for_job", "end_job", "add_evaluation", "keep_leases"):
-        monkeypatch.setattr(hall.ledger, name, full)
+
+        def note(*arguments: object, real: Callable[..., object] = getattr(hall.ledger, name)) -> object:
+            if full:
+                raise DiskFullError("no space left")
+            return real(*arguments)
+
+        monkeypatch.setattr(hall.ledger, name, note)
     hall.pass_time(10.0, work=True)
     assert hall.ledger.evaluations() == ()
     assert "no space left" in hall.ask(console, AcquireLease(2, "robot-0", "maintenance", 0, 5.0)).refused
     assert edge.done
-    monkeypatch.undo()
+    full = False
     hall.pass_time(1.0)
     assert [row.label for row in hall.ledger.evaluations()] == ["canary"]
     assert hall.ledger.jobs()[0].phase == "done"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,12 +43,12 @@ def test_who_is_turned_away_is_counted_by_reason(hall: Hall) -> None:
     hall.ask(hall.server.connect("robot-0@2"), Hello("robot-0", "edge", "another computer", 1, 8, samples.spec()))
     hall.ask(robot, TrainerStatus(1, 0.0, 1.0, 1, 1, "online"))
     # a port counts those that it turns away itself
-    hall.gateway.metrics.refusals.append(Counter(wrong_role=2, malformed=1))
+    hall.server.refused.update(wrong_role=2, malformed=1)
     counted = {name: n for name, n in figures(hall).items() if name.startswith("gateway_refusals")}
     assert counted == {
         "gateway_refusals_total{reason=no_hello}": 1,
         "gateway_refusals_total{reason=other_spec}": 1,
-        "gateway_refusals_total{reason=other}": 1,
+        "gateway_refusals_total{reason=wrong_name}": 1,
         "gateway_refusals_total{reason=duplicate_name}": 1,
         "gateway_refusals_total{reason=wrong_role}": 3,
         "gateway_refusals_total{reason=malformed}": 1,

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.check import segment_bytes
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway import server
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage import storage_thread
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from tests import samples
+from wire import codec
 from wire.clock import ManualClock, clock_name
 from wire.errors import DiskFullError
 from wire.messages import Message
@@ -217,10 +217,11 @@ def test_not_more_is_taken_at_once_than_a_bound(hall: Hall, monkeypatch: pytest.
     robots = [hall.robot(f"robot-{n}") for n in range(5)]
     taken = []
     accept = hall.ingest.accept_all
-    monkeypatch.setattr(hall.ingest, "accept_all", lambda some, now_ns: taken.append(len(some)) or accept(some, now_ns))
-    for count, size, expected in ((2, 10**9, [2, 2, 1]), (100, segment_bytes(of_robot(0)) + 1, [2, 2, 1])):
-        monkeypatch.setattr(server, "_SEGMENTS_AT_ONCE", count)
-        monkeypatch.setattr(server, "_BYTES_AT_ONCE", size)
+    monkeypatch.setattr(hall.ingest, "accept_all", lambda some: taken.append(len(some)) or accept(some))
+    encoded = len(codec.encode(of_robot(0)))
+    for count, size, expected in ((2, 10**9, [2, 2, 1]), (100, 2 * encoded + 8, [2, 2, 1])):
+        monkeypatch.setattr(storage_thread, "SEGMENTS_AT_ONCE", count)
+        monkeypatch.setattr(storage_thread, "BYTES_AT_ONCE", size)
         taken.clear()
         for n, robot in enumerate(robots):
             robot.send(of_robot(n))
@@ -315,7 +316,9 @@ def test_trainers_hear_of_what_was_stored_once_it_is_durable(hall: Hall) -> None
     segment = valid_segment()
     hall.ask(robot, segment, segment)
     (fresh,) = [m for m in hall.received(trainer) if isinstance(m, SegmentCommitted)]
-    assert hall.ledger.places([fresh.row])[fresh.row].id == fresh.segment.id == segment.id
+    committed = codec.decode(fresh.record)
+    assert isinstance(committed, Segment)
+    assert hall.ledger.places([fresh.row])[fresh.row].id == committed.id == segment.id
     # what must stay held out is not passed on
     of = msgspec.structs.replace(samples.episode(), id="held-out", source="evaluation")
     examined = msgspec.structs.replace(segment, id="held-out/0", episode=of)
@@ -396,12 +399,12 @@ def test_events_are_kept_as_fast_as_a_robot_may_have_them_and_no_longer_than_one
     # Introducing itself again gives it no more of them.
     hall.ask(peer, Hello("robot-0", "edge", clock_name(), 1, 7, samples.spec(), ("reach", "push")))
     hall.ask(peer, *[EdgeEvent("robot-0", 1, "k", "d")] * 100)
-    assert hall.gateway.refused == {"too_many_events": 50}
+    assert hall.gateway.refused == {"too_often": 50}
     first = hall.ledger.events()[0]
     assert (len(first.kind), len(first.detail)) == (64, 2000)
     hall.clock.advance(10**9)
     hall.ask(peer, *[EdgeEvent("robot-0", 1, "k", "d")] * 20)
-    assert hall.gateway.refused == {"too_many_events": 60}
+    assert hall.gateway.refused == {"too_often": 60}
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_a_stop_counts_whatever_it_is_called(ways: Ways) -> None:
     ((kind, stop),) = ways.by_stop_way()
     assert kind == "estop" and stop.startswith("teleoperator-") and len(stop) < 100
     teleoperator.send(OperatorCommand("r" * 10_000, "estop", stop="1"))
-    assert ways.by_stop_way() == [] and ways.stops.refused == {"robot": 1}
+    assert ways.by_stop_way() == [] and ways.stops.refused == {"rejected": 1}
 
 
 def test_what_hosts_answer_and_connections_that_are_gone_take_no_more_and_more_room(ways: Ways) -> None:

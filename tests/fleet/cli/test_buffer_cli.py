@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest
 from fleet.cli import exchange
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity

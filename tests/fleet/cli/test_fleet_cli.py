@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from fleet.cli.__main__ import app
 from fleet.cli.client import FleetClient

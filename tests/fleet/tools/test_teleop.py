@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
 from cloud_learner.gateway.server import Gateway
-from cloud_learner.gateway.weight_store import WeightStore
+from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from fleet.cli.teleop import make_device
 from fleet.tools.teleop import FIRST_WORD_S, SILENT_S, TTL_S, Teleop

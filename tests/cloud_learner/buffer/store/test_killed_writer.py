@@ -23,7 +23,7 @@ import pytest
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance import maintenance as upkeep
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec, same_segment
 
 KILLS = 60
@@ -83,7 +83,7 @@ def _write(root, out, seed):
         # one by one, or all of some episodes in one go
         several = [one for more in range(chance.randrange(3)) for one in _episode(number + more)]
         for together in [several] if several else [[one] for one in _episode(number)]:
-            results = ingest.accept_all([("r1", segment) for segment in together], now_ns)
+            results = ingest.accept_all([ReceivedSegment("r1", segment, now_ns) for segment in together])
             for segment, result in zip(together, results, strict=True):
                 os.write(out, f"{result.outcome} {segment.id}\n".encode())
         number += max(1, len(several) * SEGMENT_STEPS // STEPS)

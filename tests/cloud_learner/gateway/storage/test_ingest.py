@@ -7,7 +7,7 @@ import pytest
 
 from cloud_learner.buffer.check import MAX_EPISODE_STEPS
 from cloud_learner.buffer.location import BufferLocation
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
 from tests.cloud_learner.buffer.synthetic import CLOSING_NS, fake_episode, fake_spec, same_segment
 from wire import codec
 from wire.clock import ManualClock
@@ -305,7 +305,7 @@ def test_what_comes_after_an_episode_was_forgotten_is_kept_aside(gateway):
 
 
 def _accept_all(gateway, segments):
-    return [result.outcome for result in gateway.ingest.accept_all([("r1", one) for one in segments], 1)]
+    return [result.outcome for result in gateway.ingest.accept_all([ReceivedSegment("r1", one, 1) for one in segments])]
 
 
 def test_what_came_together_is_flushed_and_committed_together(gateway, monkeypatch):
@@ -314,7 +314,7 @@ def test_what_came_together_is_flushed_and_committed_together(gateway, monkeypat
     for owner, name in ((os, "fdatasync"), (gateway.ledger, "commit_segments")):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, real=real, name=name: calls.append(name) or real(*args))
-    results = gateway.ingest.accept_all([("r1", one) for one in segments], 1)
+    results = gateway.ingest.accept_all([ReceivedSegment("r1", one, 1) for one in segments])
     assert [result.outcome for result in results] == ["stored"] * 10
     assert [result.row for result in results] == list(range(1, 11))
     assert calls == ["fdatasync", "commit_segments"]
@@ -365,10 +365,10 @@ def test_a_surprise_hits_only_the_one_it_is_about(gateway, monkeypatch, caplog):
     segments = fake_episode(SPEC, "e", steps=36, segment_steps=12)
     append = gateway.store.append_all
 
-    def surprise(some, committed_ns):
+    def surprise(some, *more):
         if any(segment.index == 1 for segment, _ in some):
             raise KeyError("nobody thought of it")
-        return append(some, committed_ns)
+        return append(some, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(gateway.store, "append_all", surprise)

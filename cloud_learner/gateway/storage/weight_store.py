@@ -9,12 +9,14 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections import OrderedDict
 from pathlib import Path
 
 from cloud_learner.buffer.files import TEMPORARY, move_durably, open_directory, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import ObjectStore
-from cloud_learner.gateway.weight_exchange import WeightExchange
+from cloud_learner.gateway.storage.weight_exchange import WeightExchange
 from wire.errors import CorruptDataError, InvalidDataError, RejectedError, storage_error, storage_errors
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The most that one answer to `FetchWeights` carries."""
 MAX_WEIGHTS_BYTES = 64 * 1024**3
+_REMEMBERED = 100
 _SYNC_BYTES = 16 * 1024**2
 """A gigabyte synced at its end would keep everybody waiting for seconds; so much of it at a time does not."""
 
@@ -32,10 +35,12 @@ class WeightStore:
 
     def __init__(self, root: Path, ledger: Ledger, exchange: WeightExchange | None = None) -> None:
         """`exchange`: by which gateways that share ledger and object store have each other's versions."""
+        self.exchange = exchange
         self._root = root
         self._ledger = ledger
-        self._exchange = exchange
         self._upload: _Upload | None = None
+        self._rows: OrderedDict[int, VersionRow] = OrderedDict()
+        """of the versions that were asked for last: what is committed does not change"""
 
     @classmethod
     def open(cls, root: Path, ledger: Ledger, objects: ObjectStore | None = None) -> WeightStore:
@@ -44,17 +49,8 @@ class WeightStore:
         For the one writer. `objects`: where shards lie; where these are on other machines versions go there, too.
         """
         open_directory(root, "weights")
-        shared = ledger.shared and objects is not None and objects.remote
+        shared = objects is not None and objects.remote and ledger.shared
         return cls(root, ledger, WeightExchange(root, ledger, objects) if objects is not None and shared else None)
-
-    def close(self) -> None:
-        """End what is under way to other gateways, or from them."""
-        if self._exchange is not None:
-            self._exchange.close()
-
-    def pop_arrived(self) -> list[PolicyVersion]:
-        """Versions of other gateways that are here now, since the last call."""
-        return self._exchange.pop_arrived() if self._exchange is not None else []
 
     def begin(self, publish: Publish) -> PolicyVersion | None:
         """Start to receive a version.
@@ -124,8 +120,9 @@ class WeightStore:
         try:
             self._ledger.commit_version(version, upload.path.name, upload.trained)
         except InvalidDataError as error:
-            # of a trainer at another gateway, in between
+            # A trainer at another gateway was faster, or this one reads another ledger.
             raise RejectedError(str(error)) from error
+        self._remember(VersionRow(version, upload.path.name))
         return version
 
     def serve(self, request: FetchWeights) -> WeightBytes | None:
@@ -135,7 +132,7 @@ class WeightStore:
         Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
         torn.
         """
-        row = self._ledger.version(request.number)
+        row = self._row(request.number)
         if row is None:
             raise RejectedError(f"there is no policy version {request.number}; the newest is {self._next() - 1}.")
         size = row.version.size_bytes
@@ -150,8 +147,8 @@ class WeightStore:
                 file.seek(request.offset)
                 data = file.read(wanted)
         except FileNotFoundError as error:
-            if self._exchange is not None:
-                self._exchange.fetch(row)
+            if self.exchange is not None:
+                self.exchange.fetch(row)
                 return None
             raise CorruptDataError(f"weights file {path} is gone. Restore it from a backup.") from error
         except OSError as error:
@@ -159,6 +156,27 @@ class WeightStore:
         if len(data) != wanted:
             raise CorruptDataError(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
         return WeightBytes(request.number, request.offset, data)
+
+    def version(self, number: int) -> PolicyVersion | None:
+        """The version of this number, None when there is none."""
+        row = self._row(number)
+        return row.version if row is not None else None
+
+    def newest(self) -> PolicyVersion | None:
+        """The newest version, None when there is none."""
+        row = self._ledger.newest_version()
+        return self._remember(row).version if row is not None else None
+
+    def _row(self, number: int) -> VersionRow | None:
+        """Asked for once: robots fetch a version in parts, and also while the ledger is away."""
+        row = self._rows.get(number) or self._ledger.version(number)
+        return self._remember(row) if row is not None else None
+
+    def _remember(self, row: VersionRow) -> VersionRow:
+        self._rows[row.version.number] = row
+        if len(self._rows) > _REMEMBERED:
+            self._rows.popitem(last=False)
+        return row
 
     def _next(self) -> int:
         newest = self._ledger.newest_version()

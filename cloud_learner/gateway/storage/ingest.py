@@ -9,13 +9,14 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
-from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps
+from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps, segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore, canonical
-from cloud_learner.gateway.histories import EpisodeHistories, HistoryPendingError
+from cloud_learner.gateway.storage.histories import EpisodeHistories, HistoryPendingError
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
@@ -24,6 +25,20 @@ from wire.types import RobotSpec
 
 log = logging.getLogger(__name__)
 _WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
+_MESSAGE_BYTES, _ITEM_BYTES = 4096, 64
+"""what a record may have beyond its arrays and pictures, and for each of them; one that has more has something in it
+that no message has, and is encoded anew"""
+
+
+class ReceivedSegment(NamedTuple):
+    """A segment that an authenticated robot sent."""
+
+    peer: str
+    segment: Segment
+    received_ns: int
+    """by the gateway's clock"""
+    data: bytes = b""
+    """what it came as, b'': nobody knows"""
 
 
 class IngestOutcome(StrEnum):
@@ -45,6 +60,12 @@ class IngestResult(msgspec.Struct, frozen=True):
     """why it was quarantined, or must be sent again later"""
     row: int = 0
     """its ledger row, when it was stored just now"""
+    record: bytes = b""
+    """what it was stored as, when it was stored just now"""
+    human_steps: int = 0
+    """of its episode, when that ended with it"""
+    fault: bool = False
+    """with `retry`: disk, ledger or object store say no to everything, not to this one alone"""
     latency_s: float = 0.0
     """from the recording of its last step until its commit, when it was stored just now"""
 
@@ -65,26 +86,27 @@ class Ingest:
 
     def accept(self, peer_robot: str, segment: Segment, received_ns: int) -> IngestResult:
         """As `accept_all`, for one segment."""
-        return self.accept_all([(peer_robot, segment)], received_ns)[0]
+        return self.accept_all([ReceivedSegment(peer_robot, segment, received_ns)])[0]
 
-    def accept_all(self, segments: Sequence[tuple[str, Segment]], received_ns: int) -> list[IngestResult]:
-        """Store segments, each sent by an authenticated robot, received at `received_ns` of the gateway's clock.
+    def accept_all(self, segments: Sequence[ReceivedSegment]) -> list[IngestResult]:
+        """Store segments.
 
         They are flushed and committed together. When this returns anything but `retry` for one, its data is on the
         device, once. One that is bad is put aside and does not keep the others from being stored; nor does an object
         store that is slow to say what an episode began with: segments of that episode are told `retry` meanwhile.
         """
         found: list[IngestResult | None] = []
-        batch: dict[str, tuple[int, str, Segment]] = {}
-        for peer, segment in segments:
-            if segment.id in batch:
-                self._store_batch(batch, found, received_ns)
-            result = self._checked(peer, segment)
-            if result is None:
-                batch[segment.id] = (len(found), peer, segment)
-            found.append(result)
-        self._store_batch(batch, found, received_ns)
-        return [result for result in found if result is not None]
+        batch: dict[str, _Checked] = {}
+        for received in segments:
+            if received.segment.id in batch:
+                self._store_batch(batch, found)
+            checked = self._checked(len(found), received)
+            if isinstance(checked, _Checked):
+                batch[received.segment.id] = checked
+            found.append(None if isinstance(checked, _Checked) else checked)
+        self._store_batch(batch, found)
+        results = [result for result in found if result is not None]
+        return [self._with_episode(*pair) for pair in zip(segments, results, strict=True)]
 
     def submit_again(self, name: str, received_ns: int) -> IngestResult:
         """Take what lies in quarantine under this id as if it came now; it stays there until it is stored.
@@ -106,63 +128,91 @@ class Ingest:
             self._store.quarantine.remove(name)
         return result
 
-    def _checked(self, peer: str, segment: Segment) -> IngestResult | None:
-        """What becomes of a segment that is not to be stored; None for one that is."""
+    def _checked(self, at: int, received: ReceivedSegment) -> _Checked | IngestResult:
+        """The `at`th of those that came together, if it is to be stored; else what becomes of it."""
+        segment = received.segment
         try:
-            check_names(segment, peer)
+            check_names(segment, received.peer)
             spec = self._store.spec(segment.episode.spec_hash)
             check_steps(segment, spec)
             known = self._ledger.segment(segment.id)
             if known is not None:
-                return self._check_duplicate(segment, spec, known.sha256)
+                return self._check_duplicate(received, spec, known.sha256)
             history = self._histories.get(segment.episode.id)
             check_order(segment, history)
             check_frames(segment, spec, history.frames_until(segment.index))
+            checked = _Checked(at, received, self._record(received, spec))
             # what comes behind it in the batch is checked against it
             history.add(segment)
         except Exception as error:  # noqa: BLE001 - whatever one robot sends, the others are served
-            return self._turn_away(peer, segment, error)
-        return None
+            return self._turn_away(received, error)
+        return checked
 
-    def _store_batch(
-        self, batch: dict[str, tuple[int, str, Segment]], found: list[IngestResult | None], received_ns: int
-    ) -> None:
+    def _record(self, received: ReceivedSegment, spec: RobotSpec) -> bytes:
+        """What a segment is stored as: the bytes it came as, where a canonical one is encoded like that."""
+        segment, data = received.segment, received.data
+        items = sum(len(frames.encoded) for frames in segment.frames.values()) + len(segment.chunks)
+        most = segment_bytes(segment) + _MESSAGE_BYTES + _ITEM_BYTES * (items + 4 * len(spec.cameras))
+        if data and len(data) <= most and canonical(segment, spec) is segment:
+            return data
+        return self._store.encode(segment)
+
+    def _store_batch(self, batch: dict[str, _Checked], found: list[IngestResult | None]) -> None:
         """Store what passed the checks, note in `found` what became of it, and empty the batch."""
         some = list(batch.values())
         batch.clear()
         if not some:
             return
         try:
-            robots = {peer: self._ledger.robot(peer) for _, peer, _ in some}
-            rows = self._store.append_all([(segment, received_ns) for _, _, segment in some], self._clock.now_ns())
+            robots = {one.received.peer: self._ledger.robot(one.received.peer) for one in some}
+            rows = self._store.append_all(
+                [(one.received.segment, one.received.received_ns) for one in some],
+                self._clock.now_ns(),
+                [one.record for one in some],
+            )
         except Exception as error:  # noqa: BLE001 - each is tried by itself
-            for _, _, segment in some:
-                self._histories.take_back(segment)
-            for at, peer, segment in some:
+            for one in some:
+                self._histories.take_back(one.received.segment)
+            for one in some:
                 if isinstance(error, StorageError) or len(some) == 1:
-                    found[at] = self._turn_away(peer, segment, error)
+                    found[one.at] = self._turn_away(one.received, error)
                 else:
                     # nobody knows which it was: each by itself, checked without those that are refused
-                    found[at] = self.accept(peer, segment, received_ns)
+                    (found[one.at],) = self.accept_all([one.received])
             return
         now_ns = self._clock.now_ns()
-        for (at, peer, segment), row in zip(some, rows, strict=True):
+        for one, row in zip(some, rows, strict=True):
+            segment = one.received.segment
             if segment.last or row is None:
                 self._histories.forget(segment.episode.id)
-            found[at] = IngestResult(IngestOutcome.duplicate)
+            found[one.at] = IngestResult(IngestOutcome.duplicate)
             if row is not None:
-                offset_ns = robot.clock_offset_ns if (robot := robots[peer]) else 0
+                offset_ns = robot.clock_offset_ns if (robot := robots[one.received.peer]) else 0
                 latency_s = (now_ns - segment.closed_ns - offset_ns) / 1e9
-                found[at] = IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s)
+                found[one.at] = IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s, record=one.record)
 
-    def _turn_away(self, peer: str, segment: Segment, error: Exception) -> IngestResult:
+    def _with_episode(self, received: ReceivedSegment, result: IngestResult) -> IngestResult:
+        """With what is to be known of an episode that has ended. If that cannot be read now, its last segment has to
+        come again."""
+        ended = received.segment.last and result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate)
+        if not ended:
+            return result
+        try:
+            episode = self._ledger.episode(received.segment.episode.id)
+        except StorageError as error:
+            return self._turn_away(received, error)
+        return msgspec.structs.replace(result, human_steps=episode.human_steps if episode else 0)
+
+    def _turn_away(self, received: ReceivedSegment, error: Exception) -> IngestResult:
         """Put a segment aside that is wrong; one that only cannot be stored now comes again."""
+        peer, segment = received.peer, received.segment
         if isinstance(error, _WRONG):
             # Arrays of a type or shape that no edge makes: typed on the wire, but nonsense together.
             nonsense = "" if isinstance(error, InvalidDataError) else f"malformed: {type(error).__name__}: "
             reason = f"{nonsense}{error}"
             try:
-                name = self._store.quarantine.put(segment.id, codec.encode(segment), reason, peer)
+                data = received.data or codec.encode(segment)
+                name = self._store.quarantine.put(segment.id, data, reason, peer)
             except StorageError as full:
                 error = full
             else:
@@ -170,13 +220,27 @@ class Ingest:
                 return IngestResult(IngestOutcome.quarantined, reason)
         # what nobody thought of is traced, and the others are served
         trace = None if isinstance(error, StorageError) else error
-        level = logging.INFO if isinstance(error, HistoryPendingError) else logging.ERROR
+        pending = isinstance(error, HistoryPendingError)
+        level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
-        return IngestResult(IngestOutcome.retry, str(error))
+        return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
 
-    def _check_duplicate(self, segment: Segment, spec: RobotSpec, sha256: str) -> IngestResult:
+    def _check_duplicate(self, received: ReceivedSegment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""
-        if hashlib.sha256(codec.encode(canonical(segment, spec))).hexdigest() != sha256:
-            raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
-        self._histories.note_stored(segment)
-        return IngestResult(IngestOutcome.duplicate)
+        segment = received.segment
+        # as it came it is hashed without being encoded again; another order of its cameras says nothing else
+        for record in (lambda: received.data, lambda: codec.encode(canonical(segment, spec))):
+            if hashlib.sha256(record()).hexdigest() == sha256:
+                self._histories.note_stored(segment)
+                return IngestResult(IngestOutcome.duplicate)
+        raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+
+
+class _Checked(NamedTuple):
+    """A segment that may be stored."""
+
+    at: int
+    """its place among those that came together"""
+    received: ReceivedSegment
+    record: bytes
+    """what it is stored as"""

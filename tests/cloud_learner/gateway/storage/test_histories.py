@@ -8,7 +8,7 @@ import pytest
 
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
-from cloud_learner.gateway.ingest import Ingest
+from cloud_learner.gateway.storage.ingest import Ingest, ReceivedSegment
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire import codec
 from wire.clock import ManualClock
@@ -47,7 +47,9 @@ class Storage:
         return self._read(rows)
 
     def accept(self, *segments):
-        return [result.outcome for result in self.ingest.accept_all([("r1", one) for one in segments], 1)]
+        return [
+            result.outcome for result in self.ingest.accept_all([ReceivedSegment("r1", one, 1) for one in segments])
+        ]
 
     def let_answer(self):
         """The store answers, and whoever asked it has heard."""
@@ -101,7 +103,7 @@ def test_a_store_that_fails_is_said_and_asked_again(storage):
     storage.fault = StorageError("the store does not answer.")
     assert storage.accept(third) == ["retry"]
     storage.let_answer()
-    (result,) = storage.ingest.accept_all([("r1", third)], 1)
+    (result,) = storage.ingest.accept_all([ReceivedSegment("r1", third, 1)])
     assert (result.outcome, result.reason) == ("retry", "the store does not answer.")
     storage.fault = None
     assert storage.accept(third) == ["retry"]

@@ -12,6 +12,7 @@ import mmap
 import os
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from cloud_learner.buffer.files import TEMPORARY, move_durably, remove_quietly
@@ -32,29 +33,30 @@ class WeightExchange:
     """Puts what is published here there, and fetches what is published elsewhere."""
 
     def __init__(self, root: Path, ledger: Ledger, objects: ObjectStore, look_s: float = _LOOK_S) -> None:
-        """`root`: the directory of weights. It begins at once."""
+        """`root`: the directory of weights. Only stores."""
         self._root, self._ledger, self._objects, self._look_s = root, ledger, objects, look_s
         self._wanted: queue.SimpleQueue[VersionRow] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[PolicyVersion] = queue.SimpleQueue()
+        self._on_arrived: Callable[[PolicyVersion], None] = lambda version: None
         self._shared: list[int] = []
         """numbers of versions that are there and here, the newest last"""
         self._fault = ""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="weight exchange", daemon=True)
+
+    def start(self, on_arrived: Callable[[PolicyVersion], None]) -> None:
+        """Begin. `on_arrived` is called by the thread for a newest version that is here, of another gateway."""
+        self._on_arrived = on_arrived
         self._thread.start()
 
     def fetch(self, row: VersionRow) -> None:
         """A robot asks for this version, which is not here."""
         self._wanted.put(row)
 
-    def pop_arrived(self) -> list[PolicyVersion]:
-        """Newest versions that were fetched since the last call."""
-        return [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
-
     def close(self) -> None:
-        """End, after the part that is under way."""
+        """End, after the request that is under way."""
         self._over.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._over.wait(self._look_s):
@@ -78,7 +80,7 @@ class WeightExchange:
             else:
                 asked.pop(newest.version.number, None)
                 if self._get(newest):
-                    self._arrived.put(newest.version)
+                    self._on_arrived(newest.version)
         for row in asked.values():
             if not (self._root / row.path).exists():
                 self._get(row)

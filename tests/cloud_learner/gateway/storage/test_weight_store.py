@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.gateway.weight_store import MAX_PART_BYTES, WeightStore
+from cloud_learner.gateway.storage.weight_store import MAX_PART_BYTES, WeightStore
 from wire.errors import CorruptDataError, DiskFullError, RejectedError
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion

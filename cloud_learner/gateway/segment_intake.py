@@ -1,0 +1,109 @@
+"""What robots recorded, on its way to the thread that stores it, and what is said when it is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from cloud_learner.dispatch.dispatcher import Dispatcher
+from cloud_learner.gateway.metrics import GatewayMetrics
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.storage.credit import credit_bytes
+from cloud_learner.gateway.storage.ingest import IngestOutcome
+from cloud_learner.gateway.storage.storage_thread import SegmentAnswer, StorageThread
+from cloud_learner.operator.view import FleetView
+from wire.clock import Clock
+from wire.codec import Undecoded
+from wire.identity.refusals import RefusalReason
+from wire.messages.gateway import Ack, Nack, Rejection, SegmentCommitted
+from wire.types import EpisodeSource, Role
+
+_RECORDERS = (Role.edge, Role.demonstrator)
+_HERE_NS = 5_000_000_000
+_BEHIND = "the gateway has more segments waiting than it keeps; send this one again later."
+
+
+class SegmentIntake:
+    """For the gateway's loop: `submit` what came, `on_answer` says what became of it."""
+
+    dispatcher: Dispatcher
+    """set before the first segment comes"""
+    storage: StorageThread
+    """as well"""
+
+    def __init__(
+        self,
+        channel: AuthenticatedServerChannel,
+        peers: Mapping[str, KnownPeer],
+        view: FleetView,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        refused: Counter[str],
+    ) -> None:
+        self._channel, self._peers, self._view, self._metrics = channel, peers, view, metrics
+        self._clock, self._refused = clock, refused
+        self._fault = ""
+        self.credit_bytes = credit_bytes(0, 1, fault=False)
+        """what each recorder may have under way now"""
+
+    def poll(self) -> None:
+        """See how much can be taken, and whether anything can."""
+        now_ns = self._clock.now_ns()
+        recorders = sum(
+            known.role in _RECORDERS and now_ns - known.last_message_ns < _HERE_NS for known in self._peers.values()
+        )
+        fault = self.storage.segment_fault
+        self.credit_bytes = credit_bytes(self.storage.queued_bytes, recorders, bool(fault))
+        self._view.update_storage(fault)
+
+    def submit(self, peer: str, message: Undecoded) -> None:
+        """Have it stored."""
+        if not self.storage.submit_segment(peer, message.data, self._clock.now_ns()):
+            self._refused[RefusalReason.not_stored] += 1
+            self._channel.send(peer, Nack(_BEHIND))
+
+    def on_answer(self, answer: SegmentAnswer) -> None:
+        """Acknowledge what is stored, and show it; say what is not."""
+        self.storage.release(answer)
+        peer, segment, result = answer.peer, answer.segment, answer.result
+        if answer.invalid is not None:
+            self._refused[answer.invalid.reason] += 1
+            self._channel.send(peer, Rejection(str(answer.invalid)))
+            return
+        self._metrics.on_ingested(segment, result)
+        if segment is None or result.outcome == IngestOutcome.retry:
+            self._refused[RefusalReason.not_stored] += 1
+            if result.reason != self._fault:
+                # Told once per change, not once per message: a full disk stays full for a while.
+                self._fault = result.reason
+                self._view.add_event("storage", result.reason, peer)
+            self._channel.send(peer, Nack(result.reason))
+            return
+        self._fault = ""
+        if result.outcome == IngestOutcome.quarantined:
+            self._view.add_event("quarantine", result.reason, peer)
+            self._channel.send(peer, Ack((), (segment.id,), credit_bytes=self.credit_bytes))
+            return
+
+        def acknowledge() -> None:
+            self._channel.send(peer, Ack((segment.id,), credit_bytes=self.credit_bytes))
+
+        # Counted before it is acknowledged: what is not counted yet when this process dies comes again.
+        duplicate = result.outcome == IngestOutcome.duplicate
+        now_ns = self._clock.now_ns()
+        self.dispatcher.on_segment_stored(segment, result.human_steps, duplicate, now_ns, acknowledge)
+        if duplicate:
+            return
+        if segment.episode.source != EpisodeSource.evaluation:
+            committed = SegmentCommitted(result.row, result.record)
+            for name, known in self._peers.items():
+                if known.role == Role.trainer and not known.rejected:
+                    # It need not read the segment from disk; one that cannot take it now does.
+                    self._channel.send(name, committed)
+        online = segment.episode.source == EpisodeSource.online
+        self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
+        if segment.last:
+            version = int(segment.version.max(initial=0))
+            self._view.add_episode(
+                peer, segment.episode.task, segment.outcome, result.human_steps, version=version, practised=online
+            )

@@ -1,0 +1,128 @@
+"""A thread that works off what the gateway's loop hands to it, and hands back what came of it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from cloud_learner.dispatch.notes import Note
+
+log = logging.getLogger(__name__)
+
+_FAILED_S = 0.1
+Result = Callable[[], None]
+"""what the loop has to do about something that is done"""
+
+
+class TaskThread:
+    """Calls `step` in a thread once it is started; without one, whoever polls calls it. Subclasses say what a step is.
+
+    Their own state is guarded by `lock`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.on_result: Callable[[], None] = lambda: None
+        """called by the thread when there is something to `pop_results`"""
+        self.lock = threading.Condition()
+        self._name = name
+        self._results: deque[Result] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._began_s = 0.0
+        """when the step that is being done began, 0.0 when none is"""
+
+    @property
+    def inline(self) -> bool:
+        """Whether there is no thread: then `step` has to be called."""
+        return self._thread is None
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the step has taken that is being done now."""
+        began_s = self._began_s
+        return time.monotonic() - began_s if began_s else 0.0
+
+    def start(self) -> None:
+        """Have a thread do the work from now on. A daemon: a database that is silent must not keep the gateway."""
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """End when nothing is left to do, or give up after `timeout_s`; whether nothing was left."""
+        with self.lock:
+            self._closing = True
+            self.lock.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def pop_result(self) -> Result | None:
+        """The next thing that the loop has to do."""
+        return self._results.popleft() if self._results else None
+
+    def step(self) -> bool:
+        """Do what can be done at once; False when there was nothing."""
+        raise NotImplementedError
+
+    def pause_s(self) -> float | None:
+        """For how long there is nothing to do: 0.0: there is something, None: until more comes. With `lock` held."""
+        raise NotImplementedError
+
+    def hand_back(self, *results: Result) -> None:
+        """Let the loop have these."""
+        self._results.extend(results)
+        self.on_result()
+
+    def _run(self) -> None:
+        while True:
+            self._began_s = time.monotonic()
+            try:
+                went_on = self.step()
+            except Exception:
+                # Whatever it is: what comes next is to be done.
+                log.exception("the thread '%s' failed; it goes on.", self._name)
+                went_on = False
+                time.sleep(_FAILED_S)
+            self._began_s = 0.0
+            if went_on:
+                continue
+            with self.lock:
+                if (pause_s := self.pause_s()) == 0.0:
+                    continue
+                if self._closing:
+                    return
+                self.lock.wait(pause_s)
+
+
+class TaskQueue(TaskThread):
+    """One task after the other."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._tasks: deque[Note] = deque()
+
+    def submit(self, task: Note) -> None:
+        with self.lock:
+            self._tasks.append(task)
+            self.lock.notify()
+
+    def step(self) -> bool:
+        with self.lock:
+            if not self._tasks:
+                return False
+            task = self._tasks.popleft()
+        try:
+            found = task.run()
+        except Exception as error:  # noqa: BLE001 - whoever submitted it says what it means
+            self.hand_back(functools.partial(task.failed, error))
+        else:
+            self.hand_back(functools.partial(task.done, found))
+        return True
+
+    def pause_s(self) -> float | None:
+        return 0.0 if self._tasks else None

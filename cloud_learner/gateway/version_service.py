@@ -1,0 +1,211 @@
+"""Policy versions: taken from trainers, announced and served to whoever runs them, by a thread of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.notes import Note, Notes
+from cloud_learner.gateway import peer_checks
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.storage.task_thread import TaskQueue
+from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.operator.view import FleetView
+from wire.clock import Clock
+from wire.errors import RejectedError, StorageError
+from wire.identity.refusals import RefusalReason
+from wire.messages import Message
+from wire.messages.gateway import (
+    FetchWeights,
+    Nack,
+    Publish,
+    Published,
+    Rejection,
+    VersionActivated,
+    VersionAvailable,
+    WeightBytes,
+)
+from wire.types import PolicyVersion, Role
+
+_SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
+"""roles that versions are announced to"""
+_FETCHES_AT_ONCE = 4
+"""of one peer; it asks for a part when it has the one before"""
+_UPLOAD_BYTES = 128 * 1024 * 1024
+"""of parts that wait to be written: several times what a trainer sends ahead"""
+
+
+class VersionService:
+    """For the gateway's loop; what reads or writes files or asks the ledger is a task of `tasks`."""
+
+    pinned_version: Callable[[str], int]
+    """the version that a robot is to keep for its job, 0: none; set before the first message comes"""
+
+    def __init__(
+        self,
+        channel: AuthenticatedServerChannel,
+        peers: Mapping[str, KnownPeer],
+        view: FleetView,
+        ledger: Ledger,
+        weights: WeightStore,
+        notes: Notes,
+        clock: Clock,
+        refused: Counter[str],
+    ) -> None:
+        """Asks the ledger for the newest version. Raises `StorageError`."""
+        self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
+        self._weights, self._notes, self._clock, self._refused = weights, notes, clock, refused
+        self.tasks = TaskQueue("weights")
+        self._announced_ns: dict[int, int] = {}
+        self._fetching: Counter[str] = Counter()
+        self._upload_bytes: Counter[str] = Counter()
+        self._newest = weights.newest()
+
+    def start(self) -> None:
+        """Have versions of other gateways come, where there are others."""
+        if self._weights.exchange is not None:
+            take = self._on_arrived
+            self._weights.exchange.start(lambda version: self.tasks.submit(Note(lambda: version, take)))
+
+    def close(self) -> None:
+        """No version comes from other gateways any more."""
+        if self._weights.exchange is not None:
+            self._weights.exchange.close()
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    def begin(self, peer: str, publish: Publish) -> None:
+        """A trainer offers a version."""
+
+        def begun(known: PolicyVersion | None) -> None:
+            if known is not None:
+                self._channel.send(peer, Published(known.number))
+
+        self.tasks.submit(Note(partial(self._weights.begin, publish), begun, partial(self._refuse, peer)))
+
+    def receive(self, peer: str, part: WeightBytes) -> None:
+        """A part of a version that was offered."""
+        size = len(part.data)
+        if self._upload_bytes[peer] + size > _UPLOAD_BYTES:
+            self._refused[RefusalReason.too_often] += 1
+            self._channel.send(peer, Rejection(f"weights of version {part.number} come faster than they are answered."))
+            return
+        self._upload_bytes[peer] += size
+
+        def received(version: PolicyVersion | None) -> None:
+            self._taken(peer, size)
+            if version is not None:
+                self._on_published(peer, version)
+
+        def refused(error: Exception) -> None:
+            self._taken(peer, size)
+            self._refuse(peer, error)
+
+        self.tasks.submit(Note(partial(self._weights.receive, part), received, refused))
+
+    def when_received(self, peer: str, then: Callable[[], None]) -> None:
+        """Call `then` when all parts that `peer` sent before are written: a trainer sends no more ahead of that."""
+        if peer in self._upload_bytes:
+            self.tasks.submit(Note(lambda: None, lambda _: then()))
+        else:
+            then()
+
+    def _taken(self, peer: str, size: int) -> None:
+        self._upload_bytes[peer] -= size
+        if self._upload_bytes[peer] <= 0:
+            del self._upload_bytes[peer]
+
+    def _on_published(self, peer: str, version: PolicyVersion) -> None:
+        self._channel.send(peer, Published(version.number))
+        self._on_arrived(version)
+
+    def _on_arrived(self, version: PolicyVersion) -> None:
+        """It is here, published at this gateway or at another one."""
+        self._newest = version
+        self._view.add_version(version)
+        self._announced_ns[version.number] = self._clock.now_ns()
+        for name, known in list(self._peers.items()):
+            if known.role in _SUBSCRIBERS and not known.rejected:
+                self.announce(name, version.number)
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    def announce(self, peer: str, number: int | None) -> None:
+        """Tell `peer` that it can have a version; None: the newest there is."""
+        pinned = self.pinned_version(peer)
+        if pinned and number not in (None, pinned):
+            # It evaluates an older version: newer ones are announced to it when it has done so.
+            return
+        number = pinned or number
+        if number is None or (self._newest is not None and self._newest.number == number):
+            if self._newest is not None:
+                self._send(peer, self._newest)
+            return
+
+        def found(version: PolicyVersion | None) -> None:
+            if version is None:
+                self._channel.send(peer, Rejection(f"there is no policy version {number}."))
+            else:
+                self._send(peer, version)
+
+        self.tasks.submit(Note(partial(self._weights.version, number), found, partial(self._refuse, peer)))
+
+    def announce_newest(self, peer: str, role: str) -> None:
+        """`peer` has just said hello."""
+        if role in _SUBSCRIBERS:
+            self.announce(peer, None)
+
+    def serve(self, peer: str, request: FetchWeights) -> None:
+        """Send a part of a version."""
+        if self._fetching[peer] >= _FETCHES_AT_ONCE:
+            self._refused[RefusalReason.too_often] += 1
+            return
+        self._fetching[peer] += 1
+
+        def answer(message: Message | None) -> None:
+            self._fetched(peer)
+            if message is not None:
+                # otherwise it is on its way here, and asked for again
+                self._channel.send(peer, message)
+
+        def refuse(error: Exception) -> None:
+            self._fetched(peer)
+            self._refuse(peer, error)
+
+        self.tasks.submit(Note(partial(self._weights.serve, request), answer, refuse))
+
+    def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
+        """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""
+        announced_ns = self._announced_ns.get(activated.number)
+        if announced_ns is None:
+            return
+        activated_ns = peer_checks.check_time(activated.applied_ns) + offset_ns
+
+        def noted(is_news: bool) -> None:
+            if is_news:
+                self._view.add_activation((activated_ns - announced_ns) / 1e9)
+
+        run = partial(self._ledger.note_applied, peer, activated.number, announced_ns, activated_ns)
+        self._notes.submit(Note(run, noted, key=f"applied {peer} {activated.number}"))
+
+    def _fetched(self, peer: str) -> None:
+        self._fetching[peer] -= 1
+        if self._fetching[peer] <= 0:
+            del self._fetching[peer]
+
+    def _send(self, peer: str, version: PolicyVersion) -> None:
+        announced_ns = self._announced_ns.setdefault(version.number, self._clock.now_ns())
+        self._channel.send(peer, VersionAvailable(version, announced_ns))
+
+    def _refuse(self, peer: str, error: Exception) -> None:
+        if isinstance(error, StorageError):
+            self._refused[RefusalReason.not_stored] += 1
+            self._view.add_event("storage", str(error), peer)
+            self._channel.send(peer, Nack(str(error)))
+            return
+        if not isinstance(error, RejectedError | OverflowError):
+            raise error
+        self._refused[RefusalReason.rejected] += 1
+        self._channel.send(peer, Rejection(str(error)))
