@@ -30,7 +30,7 @@ def test_it_is_there_once_a_writer_was(location: BufferLocation) -> None:
 def test_another_format_is_not_nothing(location: BufferLocation) -> None:
     with contextlib.closing(Ledger.open(location.ledger_location)) as ledger, ledger.writing() as connection:
         notes.write_meta(connection, "format", "99")
-    with pytest.raises(FormatError, match="has format 99, this vla-fleet reads format 5: install the newer"):
+    with pytest.raises(FormatError, match="has format 99, this vla-fleet reads format 6: install the newer"):
         location.exists()
 
 

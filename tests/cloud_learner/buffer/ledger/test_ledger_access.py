@@ -60,7 +60,7 @@ def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
     with ledger.writing() as connection:
-        (row,) = ledger_commit.commit_segments(connection, [(first, AT, 1)], 2)
+        (row,) = ledger_commit.commit_segments(connection, ledger.gateway, [(first, AT, 1)], 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
@@ -136,7 +136,7 @@ def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
     with ledger.writing() as connection:
         connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 5: install the newer"):
+        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 6: install the newer"):
             Ledger.open(ledger_place, read_only=read_only)
     with ledger.writing() as connection:
         connection.execute(sa.text("DROP TABLE meta"))
