@@ -58,7 +58,8 @@ class SegmentIntake:
 
     def submit(self, peer: str, message: Undecoded) -> None:
         """Have it stored."""
-        if not self.storage.submit_segment(peer, message.data, self._clock.now_ns()):
+        offset_ns = self._peers[peer].offset_ns or 0
+        if not self.storage.submit_segment(peer, message.data, self._clock.now_ns(), offset_ns):
             self._refused[RefusalReason.not_stored] += 1
             self._channel.send(peer, Nack(_BEHIND))
 

@@ -24,6 +24,7 @@ from cloud_learner.operator.view_models import (
     finite,
     job_model,
     robot_model,
+    version_model,
 )
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState
@@ -96,8 +97,7 @@ class FleetView:
         self._commands: list[OperatorCommand] = []
         self._jobs: tuple[JobState, ...] = ()
         self._rejections: dict[str, list[tuple[str, str]]] = {}
-        self._storage_fault = ""
-        self._away_ns = 0
+        self._storage_fault, self._away_ns = "", 0
         self.on_command: Callable[[], None] = lambda: None
         """called by the page's thread when there is something to `pop_commands`"""
 
@@ -340,13 +340,7 @@ class FleetView:
                 "robots": [robot_model(robot, now_ns, self._instructions) for _, robot in sorted(self._robots.items())],
                 "trainer": self._trainer_now(now_ns),
                 "storage": {"fault": self._storage_fault, "away_s": self._away_s(now_ns)},
-                "version": None
-                if self._version is None
-                else {
-                    "number": self._version.number,
-                    "gradient_steps": self._version.gradient_steps,
-                    "sha256": self._version.sha256[:12],
-                },
+                "version": self._version and version_model(self._version),
                 "totals": {
                     "steps_stored": self._steps_stored,
                     "ingest_p50_s": _median(self._ingest_s),
@@ -386,9 +380,8 @@ class FleetView:
         if self._trainer is None:
             return None
         status, seen_ns = self._trainer
-        fields = {field: getattr(status, field) for field in status.__struct_fields__}
         return {
-            **fields,
+            **{field: getattr(status, field) for field in status.__struct_fields__},
             "loss": finite(status.loss),
             "steps_per_s": finite(status.steps_per_s),
             "age_s": round((now_ns - seen_ns) / 1e9, 1),

@@ -13,7 +13,7 @@ from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState
 from wire.messages.gateway import EdgeStatus
 from wire.stop_state import StopState
-from wire.types import CommandType, EpisodeOutcome, Lease, Mode, RobotSpec
+from wire.types import CommandType, EpisodeOutcome, Lease, Mode, PolicyVersion, RobotSpec
 
 LOST_AFTER_S = 2.0
 """a robot without a status for this long counts as lost to people"""
@@ -138,6 +138,11 @@ def lease_model(lease: Lease) -> dict[str, Any]:
         "priority": lease.priority,
         "number": lease.number,
     }
+
+
+def version_model(version: PolicyVersion) -> dict[str, Any]:
+    """The newest version."""
+    return {"number": version.number, "gradient_steps": version.gradient_steps, "sha256": version.sha256[:12]}
 
 
 def job_model(job: JobState) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class EpisodeHistories:
         self._known.move_to_end(episode)
         return history
 
+    def may_have(self, segment: Segment) -> bool:
+        """Whether a segment may be stored already: not if what is stored of its episode is known, without it."""
+        history = self._known.get(segment.episode.id)
+        return history is None or segment.index in history
+
     def note_stored(self, segment: Segment) -> None:
         """A segment that is found to be stored: only the answer of its commit was lost, if it is news."""
         history = self._known.get(segment.episode.id)

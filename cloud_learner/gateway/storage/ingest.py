@@ -39,6 +39,8 @@ class ReceivedSegment(NamedTuple):
     """by the gateway's clock"""
     data: bytes = b""
     """what it came as, b'': nobody knows"""
+    offset_ns: int = 0
+    """the gateway's time minus the robot's"""
 
 
 class IngestOutcome(StrEnum):
@@ -135,8 +137,8 @@ class Ingest:
             check_names(segment, received.peer)
             spec = self._store.spec(segment.episode.spec_hash)
             check_steps(segment, spec)
-            known = self._ledger.segment(segment.id)
-            if known is not None:
+            # asked only about what may be stored: of an episode that is being recorded that is known
+            if self._histories.may_have(segment) and (known := self._ledger.segment(segment.id)) is not None:
                 return self._check_duplicate(received, spec, known.sha256)
             history = self._histories.get(segment.episode.id)
             check_order(segment, history)
@@ -164,7 +166,6 @@ class Ingest:
         if not some:
             return
         try:
-            robots = {one.received.peer: self._ledger.robot(one.received.peer) for one in some}
             rows = self._store.append_all(
                 [(one.received.segment, one.received.received_ns) for one in some],
                 self._clock.now_ns(),
@@ -183,13 +184,13 @@ class Ingest:
         now_ns = self._clock.now_ns()
         for one, row in zip(some, rows, strict=True):
             segment = one.received.segment
-            if segment.last or row is None:
+            if segment.last:
                 self._histories.forget(segment.episode.id)
-            found[one.at] = IngestResult(IngestOutcome.duplicate)
-            if row is not None:
-                offset_ns = robot.clock_offset_ns if (robot := robots[one.received.peer]) else 0
-                latency_s = (now_ns - segment.closed_ns - offset_ns) / 1e9
-                found[one.at] = IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s, record=one.record)
+            if row is None:
+                found[one.at] = self._compare(one.received)
+                continue
+            latency_s = (now_ns - segment.closed_ns - one.received.offset_ns) / 1e9
+            found[one.at] = IngestResult(IngestOutcome.stored, row=row, latency_s=latency_s, record=one.record)
 
     def _with_episode(self, received: ReceivedSegment, result: IngestResult) -> IngestResult:
         """With what is to be known of an episode that has ended. If that cannot be read now, its last segment has to
@@ -224,6 +225,18 @@ class Ingest:
         level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
+
+    def _compare(self, received: ReceivedSegment) -> IngestResult:
+        """One that was stored before, though its history says otherwise: by another gateway, or by a commit whose
+        answer was lost."""
+        segment = received.segment
+        try:
+            known = self._ledger.segment(segment.id)
+            spec = self._store.spec(segment.episode.spec_hash)
+            return self._check_duplicate(received, spec, known.sha256 if known is not None else "")
+        except Exception as error:  # noqa: BLE001 - as above
+            self._histories.forget(segment.episode.id)
+            return self._turn_away(received, error)
 
     def _check_duplicate(self, received: ReceivedSegment, spec: RobotSpec, sha256: str) -> IngestResult:
         """A segment whose id is in the ledger: stored once, unless it says something else this time."""

@@ -53,6 +53,7 @@ class _WaitingSegment(msgspec.Struct, frozen=True):
     peer: str
     data: bytes
     received_ns: int
+    offset_ns: int
 
 
 class _WaitingNote(msgspec.Struct, frozen=True):
@@ -95,13 +96,14 @@ class StorageThread(TaskThread):
 
     # --- for the loop -------------------------------------------------------------------------------------------
 
-    def submit_segment(self, peer: str, data: bytes, received_ns: int) -> bool:
-        """Have an encoded segment stored; False when there is no room for it."""
+    def submit_segment(self, peer: str, data: bytes, received_ns: int, offset_ns: int = 0) -> bool:
+        """Have an encoded segment stored; False when there is no room for it. `offset_ns`: the gateway's time minus the
+        robot's."""
         room = min(QUEUE_BYTES - self.queued_bytes, ONE_PEER_BYTES - self._held[peer])
         if len(data) > room and self._held[peer]:
             return False
         with self.lock:
-            self._segments.append(_WaitingSegment(peer, data, received_ns))
+            self._segments.append(_WaitingSegment(peer, data, received_ns, offset_ns))
             self._came += 1
             self.lock.notify()
         self._held[peer] += len(data)
@@ -212,7 +214,7 @@ class StorageThread(TaskThread):
                 answers.append(SegmentAnswer(one.peer, len(one.data), invalid=error))
             else:
                 answers.append(None)
-                received.append(ReceivedSegment(one.peer, segment, one.received_ns, one.data))
+                received.append(ReceivedSegment(one.peer, segment, one.received_ns, one.data, one.offset_ns))
         try:
             results: Iterator[IngestResult] = iter(self._ingest.accept_all(received))
         except Exception:

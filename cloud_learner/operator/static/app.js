@@ -99,12 +99,19 @@ function draw() {
   setText(byId("total-stored"), count(totals.steps_stored));
   setText(byId("total-ingest"), duration(totals.ingest_p50_s));
   setText(byId("total-applied"), duration(totals.applied_p50_s));
+  drawStorage(state.storage);
   drawTrainer(trainer);
   chart.update(curve, t_s);
   chart.showMeasured(byId("measured"), state.measured, state.unaided);
   drawRobots(robots);
   drawJobs(state.jobs ?? []);
   drawEvents();
+}
+
+function drawStorage({ fault, away_s }) {
+  byId("storage").hidden = !fault;
+  const since = `Nothing is stored for ${Math.round(away_s ?? 0)} s; robots keep what they record.`;
+  if (fault) setText(byId("storage"), `${since} ${fault}`);
 }
 
 function drawTrainer(trainer) {

@@ -36,11 +36,12 @@ class Hall:
         clock: ManualClock | None = None,
         server: MemoryServer | None = None,
         stops: Callable[[ManualClock], StopServer] | None = None,
+        ledger: str = "",
     ) -> None:
         self.root = root
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
-        self.ledger, store = BufferLocation(root).open_writer()
+        self.ledger, store = BufferLocation(root, ledger).open_writer()
         self.ingest = Ingest(self.ledger, store, self.clock)
         self.ingest.open()
         self.view = FleetView(self.clock)

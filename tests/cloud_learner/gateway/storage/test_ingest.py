@@ -127,6 +127,17 @@ def test_an_id_with_other_content_is_not_lost(gateway):
     assert same_segment(gateway.read("e/0"), first)
 
 
+def test_a_segment_that_another_gateway_stored_is_stored_once(gateway):
+    first, second, third = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    gateway.accept(first)
+    here = gateway.ingest
+    gateway.start()
+    assert gateway.accept(second).outcome == "stored"
+    # this one's history of the episode is old
+    assert [here.accept("r1", one, 1).outcome for one in (second, third, third)] == ["duplicate", "stored", "duplicate"]
+    assert gateway.ledger.totals().segments == 3
+
+
 def test_an_unknown_spec_or_an_unknown_frame_is_quarantined(gateway):
     (stranger,) = fake_episode(fake_spec(2), "x", steps=8)
     assert "unknown" in gateway.accept(stranger).reason
@@ -259,10 +270,10 @@ def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage, says):
 def test_latency_is_measured_in_the_gateways_clock(gateway):
     segments = fake_episode(SPEC, "e", steps=200)
     offset_ns = 5 * 10**9
-    gateway.ledger.set_clock_offset("r1", offset_ns, 0)
     for number, segment in enumerate(segments, start=1):
         gateway.clock.sleep_until(segment.closed_ns + offset_ns + number * 10**7)
-        assert gateway.accept(segment).latency_s == pytest.approx(0.01 * number)
+        (result,) = gateway.ingest.accept_all([ReceivedSegment("r1", segment, 1, offset_ns=offset_ns)])
+        assert result.latency_s == pytest.approx(0.01 * number)
     # a resend is no new sample
     assert gateway.accept(segments[0]).latency_s == 0
     assert segments[0].closed_ns - int(segments[0].times_ns[-1]) == CLOSING_NS
