@@ -166,7 +166,7 @@ class Dispatcher:
         def ask() -> tuple[TakenRobots, int]:
             return self._holds.ask(name), self._ledger.episodes_of_robot(name)
 
-        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name}", ordered=True))
+        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name} {identity}", ordered=True))
         if self._notes.fault:
             join_unasked()
 
