@@ -62,7 +62,7 @@ def measure(quick: bool) -> Result:
     require("fastapi", "websockets", "cv2", "torch", extra="learner,web")
     end_in_order()
     counts = QUICK_ROBOTS if quick else ROBOTS
-    seconds, warm_s = (3.0, 1.0) if quick else (15.0, 4.0)
+    seconds, warm_s = (3.0, 1.0) if quick else (10.0, 3.0)
     others = Others()
     with tempfile.TemporaryDirectory(prefix="wire-") as name:
         bench = WireBench(Path(name), max(counts))
@@ -117,7 +117,9 @@ class WireBench:
                     took_s = time.monotonic() - begun_s
                     cores = (server.processor_s() - before_s) / took_s
                     lost = page.taken_over + device.taken_over - 2
-                    return MeasuredPhase(found, cores, server.memory_bytes() / 1e6, lost)
+                    measured = MeasuredPhase(found, cores, server.memory_bytes() / 1e6, lost)
+                    sys.stderr.write(f"  {measured.mb_s:.1f} MB/s, {cores:.2f} cores, {_commands(measured)}\n")
+                    return measured
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:

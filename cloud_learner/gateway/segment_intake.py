@@ -42,7 +42,7 @@ class SegmentIntake:
     ) -> None:
         self._channel, self._peers, self._view, self._metrics = channel, peers, view, metrics
         self._clock, self._refused = clock, refused
-        self._fault = ""
+        self._pending = ""
         self.credit_bytes = credit_bytes(0, 1, fault=False)
         """what each recorder may have under way now"""
 
@@ -74,13 +74,13 @@ class SegmentIntake:
         self._metrics.on_ingested(segment, result)
         if segment is None or result.outcome == IngestOutcome.retry:
             self._refused[RefusalReason.not_stored] += 1
-            if result.reason != self._fault:
-                # Told once per change, not once per message: a full disk stays full for a while.
-                self._fault = result.reason
+            if not result.fault and result.reason != self._pending:
+                # Told once per change, not once per message; faults are shown as long as they last.
+                self._pending = result.reason
                 self._view.add_event("storage", result.reason, peer)
             self._channel.send(peer, Nack(result.reason))
             return
-        self._fault = ""
+        self._pending = ""
         if result.outcome == IngestOutcome.quarantined:
             self._view.add_event("quarantine", result.reason, peer)
             self._channel.send(peer, Ack((), (segment.id,), credit_bytes=self.credit_bytes))

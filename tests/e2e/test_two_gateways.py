@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -70,7 +69,8 @@ class Site:
         with self.log.open("w") as output:
             words = [sys.executable, "-m", "fleet.cli", *self._words]
             self.process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
-        until(lambda: re.search(r"robots connect to", self.log.read_text()), self.log.read_text)
+        until(lambda: "robots connect to" in self.log.read_text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -144,10 +144,10 @@ class Peer:
             left -= set(self.wait(Ack).segments)
 
 
-def until(true: Callable[[], object], said: Callable[[], object] = lambda: "") -> None:
+def until(true: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not true():
-        assert time.monotonic() < deadline_s, said()
+        assert time.monotonic() < deadline_s
         time.sleep(0.05)
 
 

@@ -178,3 +178,19 @@ def test_each_type_has_a_cap_which_is_looked_at_before_the_message_is_read() -> 
             decode(encode(small))
     with pytest.raises(MessageTooLargeError, match="cap"):
         decode(b"\x05" + b"\xc1" * 1_000_000)
+
+
+def test_a_message_that_is_handed_on_is_looked_at_no_further_than_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = encode(samples.segment())
+    later = codec.decode_unless(segment, {Segment})
+    assert later == codec.Undecoded(Segment, segment)
+    assert isinstance(codec.decode_unless(segment, {WeightBytes}), Segment)
+    assert isinstance(codec.decode_unless(encode(Heartbeat(1)), {Segment}), Heartbeat)
+    # what comes behind is for whoever decodes it; what it may not be at all is refused now
+    assert isinstance(codec.decode_unless(segment[:-5], {Segment}), codec.Undecoded)
+    for wrong in (b"", b"\x05", b"\x63" + segment[1:], b"\x05nonsense"):
+        with pytest.raises(ProtocolError):
+            codec.decode_unless(wrong, {Segment})
+    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 100)
+    with pytest.raises(MessageTooLargeError):
+        codec.decode_unless(segment, {Segment})

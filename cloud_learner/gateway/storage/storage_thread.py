@@ -121,7 +121,9 @@ class StorageThread(TaskThread):
         with self.lock:
             key = note.key or f"\0{next(self._numbers)}"
             self._droppable += note.droppable and key not in self._notes
-            self._notes[key] = _WaitingNote(note, self._came)
+            before = self._notes.get(key)
+            # segments that came since the older one may rely on it
+            self._notes[key] = _WaitingNote(note, before.after if before is not None else self._came)
             if self._droppable > MOST_DROPPABLE:
                 oldest = next(key for key, waiting in self._notes.items() if waiting.note.droppable)
                 del self._notes[oldest]
@@ -153,15 +155,18 @@ class StorageThread(TaskThread):
     def step(self) -> bool:
         went_on = False
         if self._note_fault:
-            # first whether storage is back: segments need it as well
             if self.inline or time.monotonic() >= self._retry_s:
-                went_on = self._store_notes(self._take_notes())
-            if self._note_fault:
-                return self._refuse_segments(self._note_fault) or (went_on and not self.inline)
+                went_on = self._store_notes(self._take_notes()) and not self._note_fault
+            with self.lock:
+                relied_on = any(waiting.note.ordered for waiting in self._notes.values())
+            if self._note_fault and relied_on:
+                return self._refuse_segments(self._note_fault)
         segments = self._take_segments()
         if segments:
             self._store_segments(segments)
-        return self._store_notes(self._take_notes()) or bool(segments) or went_on
+        if not self._note_fault:
+            went_on = self._store_notes(self._take_notes()) or went_on
+        return bool(segments) or went_on
 
     def _take_segments(self) -> list[_WaitingSegment]:
         """What is to be stored together: up to the next note that has to come between."""
@@ -170,7 +175,7 @@ class StorageThread(TaskThread):
         with self.lock:
             stored = self._came - len(self._segments)
             barrier = min((one.after for one in self._notes.values() if one.note.ordered), default=self._came)
-            most = 1 if self._segment_fault else SEGMENTS_AT_ONCE
+            most = 1 if self.segment_fault else SEGMENTS_AT_ONCE
             while len(taken) < min(most, barrier - stored):
                 size += len(self._segments[0].data)
                 if taken and size > BYTES_AT_ONCE:

@@ -6,13 +6,16 @@ import contextlib
 import logging
 import signal
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
 
+from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.training.trainer import TrainerCounts
-from fleet.config.process_options import TrainerOptions
+from fleet.config.data_directory import DataDirectory
+from fleet.config.process_options import GatewayOptions, TrainerOptions
 from fleet.launch import builders, factories
 from fleet.launch.builders import wait_for_buffer
 from wire.errors import (
@@ -24,6 +27,7 @@ from wire.errors import (
     NotWritableError,
     StorageError,
 )
+from wire.transport.keys import GATEWAY, make_keys
 
 
 def test_it_says_why_it_waits_once_and_goes_on_when_the_buffer_is_there(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,3 +99,28 @@ def test_a_trainer_shows_its_figures_while_it_works(monkeypatch: pytest.MonkeyPa
             signal.signal(number, handler)
     assert b"vla_fleet_trainer_policy_version 7.0" in pages[0]
     assert pages[1:] == [b"closed"]
+
+
+def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = DataDirectory(tmp_path)
+    make_keys(data.keys, [GATEWAY])
+    tried: list[bool] = []
+
+    def make(*_: object, stops: StopServer) -> object:
+        tried.append(stops._thread is not None and stops._thread.is_alive())
+        if len(tried) < 3:
+            raise StorageError("connection refused.")
+        raise ConfigError("that is enough.")
+
+    monkeypatch.setattr(factories, "make_gateway", make)
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(ConfigError, match="that is enough"):
+            builders.run_gateway(GatewayOptions(data=tmp_path, recipe="fake", port=0, web_port=0))
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+    assert tried == [True] * 3
+    assert caplog.text.count("connection refused") == 1

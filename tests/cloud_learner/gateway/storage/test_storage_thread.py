@@ -139,6 +139,17 @@ def test_of_notes_with_one_key_the_newest_is_done_in_the_place_of_the_oldest(des
     assert desk.events == ["a2", "b"]
 
 
+def test_segments_rely_on_a_note_that_was_replaced_behind_them(desk: Desk) -> None:
+    first, second, _ = fake_episode(SPEC, "e", steps=60, segment_steps=22)
+    seen: list[int] = []
+    desk.send(first)
+    for _ in range(2):
+        desk.thread.submit(Note(lambda: desk.ledger.totals().segments, seen.append, key="hello", ordered=True))
+        desk.send(second)
+    desk.drain()
+    assert seen == [1]
+
+
 def test_a_note_that_cannot_be_undoes_no_other(desk: Desk) -> None:
     failed: list[Exception] = []
 
