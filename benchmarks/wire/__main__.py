@@ -38,6 +38,17 @@ _KEEPS_UP = 0.97
 """share of what is recorded that a gateway has stored which keeps up"""
 
 
+class RawPhase(NamedTuple):
+    """What a plain ROUTER got."""
+
+    load: PhaseResult
+    cores: float
+
+    @property
+    def mb_s(self) -> float:
+        return self.load.bytes / self.load.seconds / 1e6
+
+
 class MeasuredPhase(NamedTuple):
     """What a phase came to."""
 
@@ -62,7 +73,7 @@ def measure(quick: bool) -> Result:
     require("fastapi", "websockets", "cv2", "torch", extra="learner,web")
     end_in_order()
     counts = QUICK_ROBOTS if quick else ROBOTS
-    seconds, warm_s = (3.0, 1.0) if quick else (10.0, 3.0)
+    seconds, warm_s = (3.0, 1.0) if quick else (6.0, 2.0)
     others = Others()
     with tempfile.TemporaryDirectory(prefix="wire-") as name:
         bench = WireBench(Path(name), max(counts))
@@ -87,7 +98,7 @@ class WireBench:
         self._names = robot_names(most)
         make_fleet_keys(self._keys, [*self._names, *DRIVEN])
 
-    def raw(self, count: int, phase: Phase, *, disk: bool) -> PhaseResult:
+    def raw(self, count: int, phase: Phase, *, disk: bool) -> RawPhase:
         """What a plain ROUTER gets."""
         with self._directory() as place, ended(server := RawServer(place, self._keys, disk=disk)):
             load = LoadProcesses(
@@ -95,7 +106,11 @@ class WireBench:
             )
             with ended(load):
                 load.begin(phase)
-                return _sum(load.results())
+                time.sleep(phase.warm_s)
+                before_s, begun_s = server.processor_s(), time.monotonic()
+                found = _sum(load.results())
+                cores = (server.processor_s() - before_s) / (time.monotonic() - begun_s)
+                return RawPhase(found, cores)
 
     def gateway(self, count: int, phase: Phase) -> MeasuredPhase:
         """What a gateway gets, while people drive two more robots that record a segment a second each."""
@@ -140,23 +155,24 @@ def _sum(results: Sequence[PhaseResult]) -> PhaseResult:
 
 
 def _result(
-    fast: Sequence[tuple[int, PhaseResult, PhaseResult, MeasuredPhase]],
+    fast: Sequence[tuple[int, RawPhase, RawPhase, MeasuredPhase]],
     paced: Sequence[tuple[int, float, MeasuredPhase]],
     knee: float,
     others: Others,
 ) -> Result:
     rows, shares, waits = [], [], []
     for count, raw, disk, measured in fast:
-        raw_mb_s, disk_mb_s = (one.bytes / one.seconds / 1e6 for one in (raw, disk))
-        share = measured.mb_s / min(raw_mb_s, disk_mb_s)
+        share = measured.mb_s / min(raw.mb_s, disk.mb_s)
         row = {
             "robots": count,
             "MB/s": measured.mb_s,
             "steps/s": measured.segments_s * STEPS,
-            "raw ZeroMQ, MB/s": raw_mb_s,
-            "raw ZeroMQ to disk, MB/s": disk_mb_s,
+            "raw ZeroMQ, MB/s": raw.mb_s,
+            "raw ZeroMQ to disk, MB/s": disk.mb_s,
             "share of the lesser": share,
             "gateway, cores": measured.cores,
+            "MB per core and s": measured.mb_s / measured.cores,
+            "raw to disk": disk.mb_s / disk.cores,
             "gateway, MB": measured.memory_mb,
             "sent again": measured.load.resent,
             **_commands(measured),
