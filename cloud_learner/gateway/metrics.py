@@ -170,7 +170,10 @@ class CountedChannel:
         self.refused = channel.refused
 
     def recv(self) -> tuple[str, Message] | None:
-        raise NotImplementedError("the gateway asks for some kinds undecoded.")
+        received = self._channel.recv()
+        if received is not None:
+            self._metrics.on_received(type(received[1]))
+        return received
 
     def recv_unless(self, kinds: Set[type[Message]]) -> tuple[str, Message | Undecoded] | None:
         received = self._channel.recv_unless(kinds)

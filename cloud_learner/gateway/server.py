@@ -73,6 +73,7 @@ _SLICE_S = 0.002
 """people's commands are looked at so often at least, whatever else there is"""
 _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
+_LOOK_S = 0.005
 _UNDECODED = frozenset({Segment})
 _CLOSE_S = 10.0
 """for what waits to be stored when the gateway ends"""
@@ -111,6 +112,7 @@ class Gateway:
         self._channel = channel = CountedChannel(channel, self.metrics)
         self._ledger, self._view, self._spec, self._clock, self._wall_ns = ledger, view, spec, clock, wall_ns
         self._kept, self._told, self._rate = event_budget(), event_budget(), message_budget()
+        self._next_look_s = 0.0
         self.wakeup = Wakeup()
         """rings when there is something to do that no channel tells of"""
         self._intake = SegmentIntake(channel, self._peers, view, self.metrics, clock, self.refused)
@@ -150,13 +152,15 @@ class Gateway:
         """Store what has come, if storage takes it, and acknowledge that."""
         self._versions.close()
         self.poll()
-        for thread in self._threads:
-            if not thread.close(_CLOSE_S):
-                log.error("not all that came could be stored: %s", self._storage.segment_fault)
+        ended = [thread.close(_CLOSE_S) for thread in self._threads]
         while self._deliver():
             pass
         self._view.on_command = lambda: None
-        self.wakeup.close()
+        if all(ended):
+            self.wakeup.close()
+        else:
+            # a thread that still waits may ring it
+            log.error("not all that came could be stored: %s", self._storage.segment_fault)
 
     def poll(self) -> None:
         """Handle what is there, and hand out what is to be handed out; it never waits."""
@@ -172,6 +176,13 @@ class Gateway:
             self._commands.poll()
             if not went_on:
                 break
+        now_s = time.monotonic()
+        if self._storage.inline or now_s >= self._next_look_s:
+            # it looks at all robots: not as often as something comes
+            self._next_look_s = now_s + _LOOK_S
+            self._look_around()
+
+    def _look_around(self) -> None:
         self._intake.poll()
         for name, reason in self._channel.rejections():
             self._view.add_event("refused", f"refused: {reason}", name)
@@ -188,7 +199,6 @@ class Gateway:
 
     def _receive(self) -> bool:
         """Handle some of what came; whether there was anything."""
-        received = None
         for _ in self._slice():
             if (received := self._channel.recv_unless(_UNDECODED)) is None:
                 return False

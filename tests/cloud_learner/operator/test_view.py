@@ -269,3 +269,25 @@ def test_what_robots_do_on_their_own_stands_beside_the_measured_figure():
     assert view.snapshot()["unaided"] == {"success": 0.5, "episodes": 2, "versions": [3, 4]}
     view.add_evaluation(evaluation(3, 0.8, "minute 4"))
     assert view.snapshot()["curve"] == [], "it has other scenes than the curve"
+
+
+def test_storage_that_is_away_is_shown_since_when_and_said_once_each_way():
+    clock = ManualClock(10**9)
+    view = FleetView(clock)
+    assert view.snapshot()["storage"] == {"fault": "", "away_s": None}
+    for reason in ("no space left.", "no space left.", "nobody answers."):
+        view.update_storage(reason)
+        clock.advance(2 * 10**9)
+    assert view.snapshot()["storage"] == {"fault": "nobody answers.", "away_s": 6.0}
+    assert view.observe().storage_away_s == 6.0
+    view.update_storage("")
+    assert view.observe().storage_away_s is None
+    texts = [event["text"] for event in view.snapshot()["events"] if event["kind"] == "storage"]
+    assert texts == ["no space left.", "storage is back after 6.0 s"]
+
+
+def test_a_command_wakes_whoever_pops_it():
+    view, woken = FleetView(), []
+    view.on_command = lambda: woken.append(len(view.pop_commands()))
+    view.submit_command(OperatorCommand("robot-0", "take_over"))
+    assert woken == [1]

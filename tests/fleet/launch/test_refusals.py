@@ -59,6 +59,7 @@ def test_the_report_counts_them_by_robot(tmp_path: Path) -> None:
     gateway._add_event("robot-1", "refused", "refused: its key is unknown")
     gateway._add_event("robot-0", "hold", not_taken(9, "no refusal"))
     gateway._add_event("robot-0", "refused", not_taken(2, "torn"))
+    gateway.poll()
     ledger.close()
     found = make_report(data, recipe, RunCounters(), 1.0)["versions_refused"]
     assert found == {"robot-0": {"versions": 2, "reason": "torn"}}

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -278,3 +279,21 @@ def test_a_silent_server_is_given_up_and_one_that_is_busy_is_waited_for(postgres
         with ledger.reading() as connection:
             assert notes.read_meta(connection, "a") == ""
         assert ledger.robot("r1") is not None
+
+
+def test_what_is_done_together_is_one_transaction_of_one_thread(ledger_place):
+    with contextlib.closing(Ledger.open(ledger_place)) as ledger:
+        before = ledger.writes
+        with ledger.together():
+            ledger.see_robot("r1", SPEC, "clock", 5)
+            ledger.set_clock_offset("r1", 7, 6)
+            assert ledger.robot("r1").clock_offset_ns == 7, "it sees what it wrote"
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(ledger.robot, "r1").result() is None, "nobody else does before it ends"
+        assert ledger.writes == before + 1
+        with pytest.raises(KeyError), ledger.together():
+            ledger.add_event(1, "r1", "undone")
+            raise KeyError("something else")
+        assert ledger.events() == ()
+        ledger.add_event(2, "r1", "afterwards")
+        assert [event.kind for event in ledger.events()] == ["afterwards"]
