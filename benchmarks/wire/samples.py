@@ -32,7 +32,7 @@ _JOINTS = 7
 SPEC = RobotSpec(
     embodiment="wire-benchmark-arm",
     state=tuple(Dimension(f"joint_{number}", "rad", -3.0, 3.0) for number in range(_JOINTS)),
-    action=tuple(Dimension(f"joint_{number}", "rad", -3.0, 3.0, CommandType.absolute) for number in range(_JOINTS)),
+    action=tuple(Dimension(f"joint_{number}", "rad/s", -3.0, 3.0, CommandType.velocity) for number in range(_JOINTS)),
     cameras=tuple(CameraSpec(name, PIXELS, PIXELS, CAMERA_HZ) for name in ("front", "wrist")),
     control_hz=HZ,
 )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.sites import TakenRobots
+from cloud_learner.buffer.ledger.rows import TakenRobots
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
 from cloud_learner.dispatch.lease_store import LeaseStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.sites import TakenRobots
+from cloud_learner.buffer.ledger.rows import TakenRobots
 from cloud_learner.dispatch.lease_store import RESERVED, LeaseStore
 from cloud_learner.dispatch.notes import Note, Notes
 

@@ -1,4 +1,4 @@
-"""Jobs, what counts for them, and who holds a robot: what the gateway must know again after it was killed.
+"""Jobs, what counts for them, and who has or holds a robot: what the gateway must know again after it was killed.
 
 Functions of one transaction; `Ledger` has them as methods. The gateway's clock starts over when its computer does, so
 times that must outlive it are nanoseconds since 1970 (`wall_ns`).
@@ -6,20 +6,22 @@ times that must outlive it are nanoseconds since 1970 (`wall_ns`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import read_meta, write_meta
-from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow
+from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow, TakenRobots
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
-from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
+from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, rows_of
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
+_g, _holds = tables.gateways.c, tables.robot_holds.c
 _OPEN = "waiting"
 _LEASE = "lease"
 
@@ -97,3 +99,35 @@ def reserve_leases(connection: sa.Connection, count: int) -> int:
     number = int(read_meta(connection, _LEASE) or 0)
     write_meta(connection, _LEASE, str(number + count))
     return number
+
+
+# --- robots -----------------------------------------------------------------------------------------------------------
+
+
+def take_robots(
+    connection: sa.Connection, gateway: int, robots: Sequence[str], silent_s: float, leases: int
+) -> TakenRobots:
+    """Have these robots, which this gateway hears, but for those that another one has heard of within `silent_s`.
+
+    `leases`: so many numbers are reserved when one comes from another gateway.
+    """
+    now_ns, elsewhere, moved = _now_ns(connection), dict[str, str](), False
+    query = sa.select(_holds.robot, _holds.gateway, _holds.heard_ns, _g.name)
+    query = query.join(tables.gateways, _g.number == _holds.gateway).where(_holds.robot.in_(list(robots)))
+    for robot, other, heard_ns, name in connection.execute(query):
+        if other != gateway and now_ns - heard_ns < silent_s * 1e9:
+            elsewhere[robot] = name
+        moved |= other != gateway and robot not in elsewhere
+    change = {"gateway": gateway, "heard_ns": now_ns}
+    if mine := [{"robot": robot, **change} for robot in robots if robot not in elsewhere]:
+        row = insert_into(connection, tables.robot_holds)
+        row = row.on_conflict_do_update(index_elements=["robot"], set_=change)
+        connection.execute(row, mine)
+    return TakenRobots(elsewhere, reserve_leases(connection, leases) if moved else 0)
+
+
+def _now_ns(connection: sa.Connection) -> int:
+    """By the database's clock: those of several gateways differ."""
+    if connection.dialect.name != "postgresql":
+        return time.time_ns()
+    return int(connection.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint")) or 0)

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.ledger import jobs as ledger_work
-from cloud_learner.buffer.ledger import lineage, sites, tables
+from cloud_learner.buffer.ledger import lineage, tables
 from cloud_learner.buffer.ledger import notes as ledger_notes
 from cloud_learner.buffer.ledger import segments as ledger_segments
 from cloud_learner.buffer.ledger import shards as ledger_shards
@@ -252,11 +252,11 @@ class Ledger(Database):
     reserve_leases = _writes(ledger_work.reserve_leases)
 
     # gateways that share this ledger
-    claim_journal = _writes(sites.claim_journal)
-    gateway_of = _reads(sites.gateway_of)
-    gateway_names = _reads(sites.gateway_names)
-    unsealed_elsewhere = _reads_own(sites.unsealed_elsewhere)
-    take_robots = _writes_own(sites.take_robots)
+    claim_journal = _writes(ledger_shards.claim_journal)
+    gateway_of = _reads(ledger_shards.gateway_of)
+    gateway_names = _reads(ledger_shards.gateway_names)
+    unsealed_elsewhere = _reads_own(ledger_shards.unsealed_elsewhere)
+    take_robots = _writes_own(ledger_work.take_robots)
 
     # counters
     totals = _reads(ledger_segments.totals)

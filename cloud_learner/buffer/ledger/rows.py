@@ -123,6 +123,15 @@ class Waiting(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class TakenRobots(msgspec.Struct, frozen=True):
+    """What came of `Ledger.take_robots`."""
+
+    elsewhere: dict[str, str] = {}
+    """by robot: the name of the gateway that has it"""
+    reserved: int = 0
+    """number after which leases are to be numbered now, 0: as before"""
+
+
 class ShardRow(msgspec.Struct, frozen=True):
     """A shard of the store."""
 

@@ -17,7 +17,7 @@ from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
 from cloud_learner.buffer.ledger.tables import columns_of, rows_of
 from wire.errors import StorageError
 
-_s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
+_s, _e, _g, _shards = tables.segments.c, tables.episodes.c, tables.gateways.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
 _PRUNING = "pruning"
@@ -133,6 +133,55 @@ def _require_state(connection: sa.Connection, spec_hash: str, number: int, *allo
             f"ledger: shard {number} of robot spec {spec_hash} is {state or 'unknown'}, not {' or '.join(allowed)}. "
             "Does another process seal or compact without holding `exclusive`?"
         )
+
+
+# --- whose journal it is ---------------------------------------------------------------------------------------------
+
+
+def claim_journal(connection: sa.Connection, journal: str, name: str, renamed: bool) -> int:
+    """The number of the gateway that has this `journal`, called `name`; a new one is entered, and `renamed` if it was
+    called otherwise.
+
+    Raises `StorageError` when another journal of that name holds segments that are not sealed: they are nowhere else.
+    """
+    known = connection.execute(sa.select(_g.number, _g.name).where(_g.journal == journal)).one_or_none()
+    if known is not None and (known.name == name or not renamed):
+        return int(known.number)
+    other = connection.scalar(sa.select(_g.number).where(_g.name == name))
+    if other is not None:
+        if known is not None or connection.scalar(sa.select(_unsealed_of(other))):
+            raise StorageError(
+                f"another data directory writes to this ledger as gateway '{name}': its journal is not this one's. "
+                "Give each gateway a name of its own (--gateway-name), or restore the journal that belongs here."
+            )
+        connection.execute(sa.update(tables.gateways).where(_g.number == other).values(journal=journal))
+        return int(other)
+    if known is not None:
+        connection.execute(sa.update(tables.gateways).where(_g.number == known.number).values(name=name))
+        return int(known.number)
+    row = sa.insert(tables.gateways).values(name=name, journal=journal).returning(_g.number)
+    return int(connection.execute(row).scalar_one())
+
+
+def gateway_of(connection: sa.Connection, journal: str) -> int:
+    """The number of the gateway that has this journal, 0 when none is known."""
+    return connection.scalar(sa.select(_g.number).where(_g.journal == journal)) or 0
+
+
+def gateway_names(connection: sa.Connection) -> dict[int, str]:
+    """All gateways that ever wrote here, by number."""
+    return dict(map(tuple, connection.execute(sa.select(_g.number, _g.name).order_by(_g.number))))
+
+
+def unsealed_elsewhere(connection: sa.Connection, gateway: int) -> dict[str, int]:
+    """How many segments lie in the journals of other gateways, by their names."""
+    query = sa.select(_g.name, sa.func.count()).join(tables.gateways, _g.number == _s.gateway)
+    query = query.where(_s.journal.is_not(None), _s.gateway != gateway, ~_s.damaged).group_by(_g.name)
+    return dict(map(tuple, connection.execute(query)))
+
+
+def _unsealed_of(gateway: int) -> sa.Exists:
+    return sa.exists().where(_s.journal.is_not(None), _s.gateway == gateway)
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------
