@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -18,25 +19,46 @@ needs_ros = pytest.mark.skipif(
     importlib.util.find_spec("rclpy") is None, reason="rclpy is not installed; pip install 'vla-fleet[ros]'"
 )
 
+_DOMAINS = 101
+"""1 to 101: above, the ports of a domain lie in the range that the system gives to anybody"""
+_claims: dict[str, socket.socket] = {}
+"""by domain; each is this process's until it is closed"""
 _turn = 0
+
+
+def _claim_domain() -> str:
+    """A domain that no other process of this machine has claimed, not the one of a moment ago if that can be.
+
+    Tests that run side by side heard each other's robots when they drew the same one.
+    """
+    global _turn
+    for _ in range(_DOMAINS):
+        _turn += 1
+        domain = str((os.getpid() + 17 * _turn) % _DOMAINS + 1)
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0vla-fleet-test-ros-domain-{domain}")
+        except OSError:
+            claim.close()
+            continue
+        _claims[domain] = claim
+        return domain
+    raise AssertionError("every ROS 2 domain of this machine is claimed by a test")
 
 
 def ros_environment(tmp_path: Path) -> dict[str, str]:
     """The variables for one test and the processes it starts: a domain that no other test of this machine uses now."""
-    global _turn
-    _turn += 1
     logs = tmp_path / "ros-logs"
     logs.mkdir(exist_ok=True)
     return {
-        # 1 to 101: above, the ports of a domain lie in the range that the system gives to anybody
-        "ROS_DOMAIN_ID": str((os.getpid() + 17 * _turn) % 101 + 1),
+        "ROS_DOMAIN_ID": _claim_domain(),
         "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
         "ROS_LOG_DIR": str(logs),
     }
 
 
 @pytest.fixture
-def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, str]]:
     """Sets `ros_environment` for this process; give `{**os.environ, **ros}` to children."""
     variables = ros_environment(tmp_path)
     for name, value in variables.items():
@@ -44,7 +66,8 @@ def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     # What a test before this one may have left set would be kept as the user's own.
     for name in ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"):
         monkeypatch.delenv(name, raising=False)
-    return variables
+    yield variables
+    _claims.pop(variables["ROS_DOMAIN_ID"]).close()
 
 
 @contextlib.contextmanager

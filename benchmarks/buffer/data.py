@@ -56,11 +56,16 @@ class Scale:
         rate = CONTROL_HZ / self.steps_per_frame
         return RobotSpec(
             embodiment="two-arms",
-            state=tuple(Dimension(f"joint{i}", "rad", -4.0, 4.0) for i in range(STATES)),
-            action=tuple(Dimension(f"target{i}", "rad", -4.0, 4.0) for i in range(ACTIONS)),
+            state=tuple(Dimension(f"joint{i}", "rad", *_range(i)) for i in range(STATES)),
+            action=tuple(Dimension(f"target{i}", "rad", *_range(i)) for i in range(ACTIONS)),
             cameras=tuple(CameraSpec(name, self.size, self.size, rate) for name in CAMERAS),
             control_hz=CONTROL_HZ,
         )
+
+
+def _range(i: int) -> tuple[float, float]:
+    """Of dimension `i` of states and actions: the first two say which episode and which step it is."""
+    return (0.0, 1e9) if i < 2 else (-4.0, 4.0)
 
 
 @dataclass(slots=True)

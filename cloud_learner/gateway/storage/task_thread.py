@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ Result = Callable[[], None]
 """what the loop has to do about something that is done"""
 
 
-class TaskThread:
+class TaskThread(ABC):
     """Calls `step` in a thread once it is started; without one, whoever polls calls it. Subclasses say what a step is.
 
     Their own state is guarded by `lock`.
@@ -65,13 +66,13 @@ class TaskThread:
         """The next thing that the loop has to do."""
         return self._results.popleft() if self._results else None
 
+    @abstractmethod
     def step(self) -> bool:
         """Do what can be done at once; False when there was nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pause_s(self) -> float | None:
         """For how long there is nothing to do: 0.0: there is something, None: until more comes. With `lock` held."""
-        raise NotImplementedError
 
     def hand_back(self, *results: Result) -> None:
         """Let the loop have these."""
