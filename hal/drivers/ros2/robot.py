@@ -237,7 +237,7 @@ class Ros2Robot:
         with self._stopping:
             now_s = time.monotonic()
             if self._asked is None or now_s - self._asked[1] > _STOP_LOST_S:
-                self._asked = self._stop.send(), now_s
+                self._asked = self._stop.send(_STOP_S), now_s
             answered = threading.Event()
             future = self._asked[0]
             future.add_done_callback(lambda _: answered.set())

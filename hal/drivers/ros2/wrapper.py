@@ -355,10 +355,11 @@ class Client:
             raise RobotError(f"service '{self.name}' has not answered within {timeout_s:g} s; is its node stuck?")
         return future.result()
 
-    def send(self, **request: Any) -> Any:
-        """Ask without waiting for the response, a future. Raises `RobotError` when there is no such service now."""
-        if not self._client.service_is_ready():
-            raise RobotError(f"no service '{self.name}' now. Is the robot's node running?")
+    def send(self, timeout_s: float, **request: Any) -> Any:
+        """Ask without waiting for the response, a future. Raises `RobotError` when there is no such service in time:
+        who has just connected may not have found it yet."""
+        if not self._client.wait_for_service(timeout_sec=timeout_s):
+            raise RobotError(f"no service '{self.name}' within {timeout_s:g} s. Is the robot's node running?")
         return self._client.call_async(self._client.srv_type.Request(**request))
 
     def close(self) -> None:
