@@ -114,6 +114,8 @@ class Plant:
         """whether the policy comes in gently after a person, and makes up for it"""
         self.scenes = 0
         self.spec, self.truth, self.limited = SPEC, truth, limited
+        self.real = self.returns_by_steps = limited
+        """where no command may take it, it comes back within its limits and not at once"""
         self.sees_jumps = not limited
         """whether every chunk goes on where the robot is, and nothing hides it if one does not"""
         self.state = [0.0, 0.0, 0.0]
@@ -157,6 +159,9 @@ class Plant:
         if self.moves_to_rest:
             return RestPose(np.array([rng.uniform(-60, 60), 0, 0], np.float32), 0.15, 0.02)
         self.state = rng.uniform([-60, -0.5, -0.5], [60, 0.5, 0.5]).tolist()
+        if self.limited and rng.random() < 0.1:
+            # Pushed by hand to where no command may take it: it has to come back within its limits.
+            self.state[0] = math.copysign(rng.uniform(170, 178), self.state[0])
         self.state[0] = self._target = float(np.float32(self.state[0]))
         self._speed = [0.0, 0.0, 0.0]
         return None
@@ -238,7 +243,7 @@ class Plant:
             every = zip(speed, before, most, self.state, _FREE, strict=True)
             if any(abs(new - old) > change and abs(at) < free for new, old, change, at, free in every):
                 self._violate("acceleration", f"{before} -> {speed}")
-        if not -170.001 <= target <= 170.001:
+        if abs(target) > max(170.001, abs(self._target) + _GRAIN):
             self._violate("position", str(target))
         if abs(self.state[1]) > 1.501 or abs(self.state[2]) > 2.501:
             self._violate("workspace", str(self.state))
