@@ -49,7 +49,7 @@ MOTION = SpecMotion(
     [
         ActionStateMapping("joint", "joint", 1.0),
         ActionStateMapping("move", "x", 1.0),
-        ActionStateMapping("wheel", "y", PERIOD_S),
+        ActionStateMapping("wheel", "y", 1.0),
     ],
 )
 

@@ -45,7 +45,7 @@ LIMITS = SafetyLimits(
     acceleration=dict(zip(("joint", "move", "wheel"), ACCELERATION.tolist(), strict=True)),
     stop_deceleration=dict(zip(("joint", "move", "wheel"), STOP.tolist(), strict=True)),
     workspace=WORKSPACE,
-    moves=(ActionStateMapping("move", "x", 1.0), ActionStateMapping("wheel", "y", PERIOD_S)),
+    moves=(ActionStateMapping("move", "x", 1.0), ActionStateMapping("wheel", "y", 1.0)),
 )
 OPEN = SafetyLimits(workspace=WORKSPACE, moves=LIMITS.moves)
 """nothing hides a jump"""

@@ -31,12 +31,14 @@ class CommandedRobot:
         """why the robot holds"""
         self.seen: Observation | None = None
         """the newest valid observation of this scene"""
-        self.executed = np.zeros(spec.action_dim, np.float32)
-        self.still = True
-        """what the robot did with its last command, as it said, and whether it stands"""
         self.waited = False
         """its host held it, or it refused: it is not where it was told to go"""
         self._name, self._spec, self._driver, self._chunks, self._safety = name, spec, driver, chunks, safety
+
+    @property
+    def executed(self) -> np.ndarray:
+        """float32[da]: what the robot did last, as it said."""
+        return self._driver.executed
 
     def decide(self, **known: Any) -> None:
         """Who is in control, from what is `known` of `ControlConditions` and from who stops the robot."""
@@ -52,8 +54,8 @@ class CommandedRobot:
         if observation is not None:
             if self.seen is None:
                 # A scene was reset: what the robot executed before says nothing about where it is now.
-                self.executed = standing_action(self._spec, observation.state, self._safety)
-                self.still = True
+                self._driver.executed = standing_action(self._spec, observation.state, self._safety)
+                self._driver.still = True
             self.seen = observation
         if self.seen is not None and self._driver.connected:
             return self.seen
@@ -85,12 +87,11 @@ class CommandedRobot:
         if self.waited:
             # It is not where the plan has it either.
             self._chunks.scheduler.void()
-        self.executed, self.still = feedback.executed, feedback.still
         return feedback
 
     def come_to_rest(self) -> bool:
         """Between two episodes: slow the robot down within its limits; whether it stands still."""
-        if self.seen is not None and not self.still:
+        if self.seen is not None and not self._driver.still:
             self.apply(None)
             self.decide(resetting=True)
             return False

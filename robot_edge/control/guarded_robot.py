@@ -75,6 +75,9 @@ class GuardedRobot:
         self.stop_state = StopState()
         """who stops or slows it, as it said last"""
         self._unheard_stop = False
+        self.executed = np.zeros(robot.spec.action_dim, np.float32)
+        self.still = True
+        """what it did with its last command, whoever gave it, as it said, and whether it stands"""
         self.rest_motion: RestMotion | None = None
         """while it moves to its rest pose"""
         self._name = name
@@ -238,6 +241,7 @@ class GuardedRobot:
                 self.disconnect(HoldReason.no_robot, f"it took none of {self.refused_commands} commands: {error}")
             return None
         self.stop_state = feedback.stop or StopState()
+        self.executed, self.still = feedback.executed, feedback.still
         if self._must_take_command:
             self.refused_commands, self._must_take_command, self._failures = 0, False, 0
             self._clear_fault("the robot takes commands again.")

@@ -130,6 +130,29 @@ class TestLoop:
         assert {row.by for row in bench.tick(20)} == {0.0}
         assert bench.loop.tracker.running
 
+    def test_who_takes_over_where_it_was_stopped_on_the_way_begins_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = Bench("aligned", attended=True)
+        bench.person("scene_ready")
+        bench.tick(20)
+        monkeypatch.setattr(bench.robot, "reset", lambda task, seed: pose(bench.robot.x - 30))
+        bench.person("end")
+        bench.tick(10)
+        bench.person("scene_ready")
+        assert Mode.reset in {row.mode for row in bench.tick(10)}
+        bench.uplink.send(OperatorCommand("robot-0", "estop", stop="1"))
+        bench.tick(3)
+        bench.person("take_over")
+        bench.uplink.send(OperatorCommand("robot-0", "release_estop", stop="1"))
+        far = bench.robot.x + 40
+        bench.person("command", far)
+        bench.tick(3)
+        # It holds in no tick in between, which would tell where it is.
+        bench.uplink.send(OperatorCommand("robot-0", "start"))
+        bench.person("command", far + 0.1)
+        rows = bench.tick(10)
+        assert {row.mode for row in rows} == {Mode.human}
+        assert max(abs(row.by) for row in rows) <= 40 / 25 + 0.2, "it approaches the device"
+
     def test_commands_that_were_refused_are_not_made_up_for(self, bench: Bench) -> None:
         bench.tick(10)
         bench.robot.refuses = True
