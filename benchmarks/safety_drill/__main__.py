@@ -37,7 +37,7 @@ from benchmarks.safety_drill.progress import Progress
 TICKS, QUICK_TICKS = 10_000_000, 140_000
 _STRETCH = 5_000
 """ticks of one robot"""
-_MUTATION_TICKS = 60_000
+_MUTATION_TICKS = 200_000
 """in which a missing guard has to be seen"""
 
 
