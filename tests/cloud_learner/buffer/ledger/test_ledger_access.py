@@ -61,7 +61,7 @@ def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
     with ledger.writing() as connection:
-        (row,) = ledger_commit.commit_segments(connection, [(first, AT, 1)], 2)
+        (row,) = ledger_commit.commit_segments(connection, ledger.gateway, [(first, AT, 1)], 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
