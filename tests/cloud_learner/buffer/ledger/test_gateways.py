@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import LeaseKind, LeaseNote
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import PROMPT_S, seal
 from tests.cloud_learner.buffer.stored import SPEC, put
@@ -100,3 +101,24 @@ def test_a_robot_is_at_the_gateway_that_hears_it(two) -> None:
     # above all that the other one may have given it
     assert moved.reserved >= reserved + 1000
     assert take(first, 5.0).elsewhere == {"r1": "b"}
+
+
+def test_each_ends_its_own_leases_in_the_history_and_those_of_robots_that_it_takes(two) -> None:
+    first, second = (ledger for ledger, _ in two)
+
+    def spans() -> list[tuple[int, int]]:
+        found = first.lease_intervals("r1", LeaseKind.person, -(2**62), 2**62, 10**15)
+        base = found[0, 2]
+        return [(int(begin - base), int(end - base)) for begin, end, _ in found]
+
+    first.take_robots(["r1"], 5.0, 1000)
+    first.note_leases([LeaseNote("r1", 1, "anna", LeaseKind.person, 1000)])
+    second.end_leases(2000, 10)  # it starts, and knows nothing of the other's
+    assert spans() == [(1000, 10**15)]
+    second.take_robots(["r1"], 0.0, 1000)  # the first one is dead
+    assert spans() == [(1000, 1000)]
+    second.note_leases([LeaseNote("r1", 2000, "bert", LeaseKind.person, 3000)])
+    first.end_leases(4000, 10)
+    assert spans() == [(1000, 1000), (3000, 10**15)]
+    second.end_leases(3005, 10)
+    assert spans() == [(1000, 1000), (3000, 3005)]

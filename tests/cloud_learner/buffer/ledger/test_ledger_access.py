@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
-from cloud_learner.buffer.ledger import engine, notes
+from cloud_learner.buffer.ledger import engine, notes, tables
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -137,7 +137,9 @@ def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
     with ledger.writing() as connection:
         connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 6: install the newer"):
+        with pytest.raises(
+            StorageError, match=f"has format 99, this vla-fleet reads format {tables.FORMAT}: install the newer"
+        ):
             Ledger.open(ledger_place, read_only=read_only)
     with ledger.writing() as connection:
         connection.execute(sa.text("DROP TABLE meta"))
@@ -238,7 +240,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     assert _commit(ledger, segments[1]) is not None
     # in the middle of a transaction nothing of it is kept
     with pytest.raises(StorageError), ledger.writing() as connection:
-        ledger_commit.commit_segments(connection, [(segments[2], AT, 1)], 2)
+        ledger_commit.commit_segments(connection, 0, [(segments[2], AT, 1)], 2)
         postgres_server.execute(end_all)
     assert ledger.totals().segments == 2
     assert _commit(ledger, segments[2]) is not None
