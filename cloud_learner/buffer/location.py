@@ -25,6 +25,8 @@ class BufferLocation:
     """URL of an object store, such as s3://bucket/prefix"""
     cache_bytes: int = 0
     """what readers keep of an object store on this machine's disk, at most; 0: nothing"""
+    gateway: str = ""
+    """name of the gateway that writes here; '': as it was called before, at first as its machine"""
 
     @property
     def ledger_location(self) -> str:
@@ -68,7 +70,6 @@ class BufferLocation:
         ledger = Ledger.open(self.ledger_location)
         with contextlib.ExitStack() as undo:
             undo.callback(ledger.close)
-            store = SegmentStore.open(self.journal, open_objects(self.store_location), ledger)
-            ledger.claim_journal(store.journal.claim())
+            store = SegmentStore.open(self.journal, open_objects(self.store_location), ledger, self.gateway)
             undo.pop_all()
         return ledger, store

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import TakenRobots
 from cloud_learner.dispatch.client_sessions import ClientSessions
 from cloud_learner.dispatch.job_store import JobStore
 from cloud_learner.dispatch.lease_history import LeaseHistory
 from cloud_learner.dispatch.lease_store import LeaseStore
 from cloud_learner.dispatch.notes import Note, Notes
+from cloud_learner.dispatch.robot_holds import RobotHolds
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import FINISHED
 from hal.resource.capabilities import capabilities_of
@@ -29,7 +30,7 @@ from wire.messages.fleet import (
     Response,
     SubmitJob,
 )
-from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Segment
+from wire.messages.gateway import EdgeStatus, Hello, Job, OperatorCommand, Rejection, Segment
 from wire.types import EpisodeOutcome, EpisodeSource, Lease, OperatorCommandKind, RobotSpec
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ class Dispatcher:
         """by robot: which of its processes said hello last"""
         self._lease_store = LeaseStore(ledger, notes, wall_ns)
         self.leases = self._lease_store.leases
+        self._holds = RobotHolds(ledger, notes, self._lease_store)
+        self._elsewhere: dict[str, str] = {}
+        """by robot: why it was not let in last"""
         counts = ledger.task_counts(EpisodeSource.online)
         # Robots keep their seeds, whatever the order they come back in.
         known = sorted((row for row in ledger.robots() if row.spec_hash), key=lambda row: row.first_seen_ns)
@@ -136,13 +140,23 @@ class Dispatcher:
         if anew:
             self._assigned.pop(name, None)
         self.operators.on_hello(name, anew, now_ns)
-        if before == identity and name in self._robots:
+        if before == identity and name in self._robots and self._holds.is_here(name, now_ns):
             then()
             self._join(name, hello, now_ns)
             return
         waiting = [then]
 
+        def found(answer: tuple[TakenRobots, int]) -> None:
+            taken, brought = answer
+            if not (reason := self._holds.take(name, taken)):
+                join(brought)
+            elif self._send(name, Rejection(reason)) and reason != self._elsewhere.get(name):
+                self._elsewhere[name] = reason
+                self._view.add_event("refused", f"refused: {reason}", name)
+
         def join(brought: int) -> None:
+            self._elsewhere.pop(name, None)
+            self._holds.hear(name, now_ns)
             self._brought[name] = max(brought, self._brought.get(name, 0))
             if self._identities[name] == identity:
                 while waiting:
@@ -153,8 +167,10 @@ class Dispatcher:
         def join_unasked(_: object = None) -> None:
             join(0)
 
-        run = partial(self._ledger.episodes_of_robot, name)
-        self._notes.submit(Note(run, join, join_unasked, key=f"brought {name} {identity}", ordered=True))
+        def ask() -> tuple[TakenRobots, int]:
+            return self._holds.ask(name), self._ledger.episodes_of_robot(name)
+
+        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name} {identity}", ordered=True))
         if self._notes.fault:
             join_unasked()
 
@@ -169,6 +185,7 @@ class Dispatcher:
     def on_status(self, status: EdgeStatus, now_ns: int) -> None:
         """A robot reported."""
         robot = status.robot
+        self._holds.hear(robot, now_ns)
         self.scheduler.report(status, now_ns)
         self.operators.on_status(status, now_ns)
         self.clients.forward(status)
@@ -259,6 +276,7 @@ class Dispatcher:
 
     def poll(self, now_ns: int) -> None:
         """Send robots their jobs, note what must be kept, show what people should see."""
+        self._holds.poll(now_ns)
         decisions = self.scheduler.step(now_ns)
         self.operators.poll(now_ns)
         self.clients.poll(now_ns)

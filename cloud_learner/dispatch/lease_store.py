@@ -15,7 +15,7 @@ from hal.resource.lease import Leases
 from wire.types import Lease
 
 WhenNoted = Callable[[Callable[[], None], Callable[[Exception], None]], None]
-_RESERVED = 1_000_000
+RESERVED = 1_000_000
 """numbers at once: more than a fleet uses up while a database is away"""
 
 
@@ -25,9 +25,9 @@ class LeaseStore:
     def __init__(self, ledger: Ledger, notes: Notes, wall_ns: Callable[[], int]) -> None:
         """Reads them, and reserves numbers. Raises `StorageError`."""
         self._ledger, self._notes, self._wall_ns = ledger, notes, wall_ns
-        self.kept, _ = ledger.kept_leases()
-        self.leases = Leases(ledger.reserve_leases(_RESERVED))
-        self._reserved_until = self.leases.last_number + _RESERVED
+        self.kept = ledger.kept_leases()
+        self.leases = Leases(ledger.reserve_leases(RESERVED))
+        self._reserved_until = self.leases.last_number + RESERVED
         self._reserving = False
         self._wanted = {lease.robot: _kept(lease) for lease in self.kept}
         """what is noted, or being noted, by robot"""
@@ -71,15 +71,19 @@ class LeaseStore:
             failed(error)
 
     def _reserve(self) -> None:
-        if self._reserving or self._reserved_until - self.leases.last_number > _RESERVED // 2:
+        if self._reserving or self._reserved_until - self.leases.last_number > RESERVED // 2:
             return
         self._reserving = True
-        self._notes.submit(Note(partial(self._ledger.reserve_leases, _RESERVED), self._on_reserved))
+        self._notes.submit(Note(partial(self._ledger.reserve_leases, RESERVED), self._on_reserved))
 
     def _on_reserved(self, number: int) -> None:
         self._reserving = False
-        self.leases.last_number = max(self.leases.last_number, number)
-        self._reserved_until = number + _RESERVED
+        self.skip_to(number)
+
+    def skip_to(self, number: int) -> None:
+        """The next leases have numbers above `number`, after which a block is reserved; unless they are above it."""
+        if number > self.leases.last_number:
+            self.leases.last_number, self._reserved_until = number, number + RESERVED
 
 
 def _kept(lease: Lease) -> tuple[int, dict[str, str]]:

@@ -156,9 +156,11 @@ class Gateway:
         """Have threads do what may have to wait."""
         for thread in self._threads:
             thread.start()
+        self._versions.start()
 
     def close(self) -> None:
         """Store what has come, if storage takes it, and acknowledge that."""
+        self._versions.close()
         self.poll()
         ended = [thread.close(_CLOSE_S) for thread in self._threads]
         while self._deliver():

@@ -63,6 +63,17 @@ class VersionService:
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
 
+    def start(self) -> None:
+        """Have versions of other gateways come, where there are others."""
+        if self._weights.exchange is not None:
+            take = self._on_arrived
+            self._weights.exchange.start(lambda version: self.tasks.submit(Note(lambda: version, take)))
+
+    def close(self) -> None:
+        """No version comes from other gateways any more."""
+        if self._weights.exchange is not None:
+            self._weights.exchange.close()
+
     # --- in -----------------------------------------------------------------------------------------------------
 
     def begin(self, peer: str, publish: Publish) -> None:
@@ -107,8 +118,12 @@ class VersionService:
             del self._upload_bytes[peer]
 
     def _on_published(self, peer: str, version: PolicyVersion) -> None:
-        self._newest = version
         self._channel.send(peer, Published(version.number))
+        self._on_arrived(version)
+
+    def _on_arrived(self, version: PolicyVersion) -> None:
+        """It is here, published at this gateway or at another one."""
+        self._newest = version
         self._view.add_version(version)
         self._announced_ns[version.number] = self._clock.now_ns()
         for name, known in list(self._peers.items()):
@@ -149,9 +164,11 @@ class VersionService:
             return
         self._fetching[peer] += 1
 
-        def answer(message: Message) -> None:
+        def answer(message: Message | None) -> None:
             self._fetched(peer)
-            self._channel.send(peer, message)
+            if message is not None:
+                # otherwise it is on its way here, and asked for again
+                self._channel.send(peer, message)
 
         def refuse(error: Exception) -> None:
             self._fetched(peer)

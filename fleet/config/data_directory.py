@@ -16,6 +16,7 @@ import msgspec
 
 from policies.interface.registry import PolicyChoice, same_network
 from wire.errors import ConfigError, CorruptDataError, DiskFullError, FleetError, storage_error, storage_errors
+from wire.transport.keys import check_name
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
@@ -53,6 +54,8 @@ class BufferSettings(msgspec.Struct, frozen=True):
     """URL of an object store, such as s3://bucket/prefix"""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 10_000_000_000
     """what is kept of an object store on this machine's disk, at most; 0: nothing"""
+    gateway: str = ""
+    """what the gateway here is called among those that share a ledger, '' as its machine"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class DataDirectory:
         from cloud_learner.buffer.location import BufferLocation
 
         noted = self._buffer_settings()
-        return BufferLocation(self.root, noted.ledger, noted.store, noted.cache_bytes)
+        return BufferLocation(self.root, noted.ledger, noted.store, noted.cache_bytes, noted.gateway)
 
     @contextlib.contextmanager
     def open_buffer(self, write: bool = False, create: bool = False) -> Iterator[tuple[Ledger, SegmentStore]]:
@@ -92,23 +95,25 @@ class DataDirectory:
             store.close()
             ledger.close()
 
-    def keep_buffer_at(self, ledger: str, store: str) -> None:
-        """Note the URLs of ledger and store for every process of this fleet; empty ones leave what was noted.
+    def keep_buffer_at(self, ledger: str, store: str, gateway: str = "") -> None:
+        """Note the URLs of ledger and store for every process of this fleet, and what its gateway is called; empty ones
+        leave what was noted.
 
         Raises `ConfigError` if the fleet has its data elsewhere already: moving it is not done by an option.
         """
         found = self._buffer_settings()
         wanted = msgspec.structs.replace(found, ledger=ledger or found.ledger, store=store or found.store)
-        if wanted == found:
+        named = msgspec.structs.replace(wanted, gateway=check_name(gateway) if gateway else found.gateway)
+        if named == found:
             return
-        begun = (self.root / "journal").exists() or (self.root / "ledger.sqlite").exists()
+        begun = wanted != found and ((self.root / "journal").exists() or (self.root / "ledger.sqlite").exists())
         if begun:
             raise ConfigError(
                 f"{self.root} has data already, where {self.root / 'buffer.json'} says or in itself. Leave --ledger "
                 "and --store out, or choose a fresh --data."
             )
         # A URL may hold a password.
-        _write_note(self.root / "buffer.json", wanted, "noting where the buffer is", 0o600)
+        _write_note(self.root / "buffer.json", named, "noting where the buffer is", 0o600)
 
     def _buffer_settings(self) -> BufferSettings:
         remedy = "It names the ledger's and the store's URL, and cache_bytes, a whole number from 0."

@@ -120,6 +120,9 @@ class GatewayOptions(ProcessOptions):
     web_host: Annotated[str, typer.Option(help="Address the page listens on.")] = "127.0.0.1"
     ledger: Annotated[str, unset("PostgreSQL URL of the ledger; default: a file in DATA.")] = ""
     store: Annotated[str, unset("Object store for shards, s3://BUCKET/PREFIX; default: DATA.")] = ""
+    gateway_name: Annotated[
+        str, unset("What this gateway is called among those that share a ledger; default: as its machine.")
+    ] = ""
     retention: RetentionText = ""
 
     @property

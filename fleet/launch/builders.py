@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def run_gateway(options: GatewayOptions) -> None:
     urgent_threads()
     recipe, data = options.make_recipe(), DataDirectory(options.root)
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
-    data.keep_buffer_at(options.ledger, options.store)
+    data.keep_buffer_at(options.ledger, options.store, options.gateway_name)
+    allow_connections()
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True, enrols=True)
     heard = ZmqServer(
@@ -213,6 +215,14 @@ def wait_for_buffer(make: Callable[[], Made], ended: Callable[[], bool]) -> Made
 def urgent_threads() -> None:
     """A stop wakes threads one after the other, and each waits so long for a busy one to let go of the interpreter."""
     sys.setswitchinterval(0.0005)
+
+
+def allow_connections() -> None:
+    """Each robot has two connections: open as many as this process may, not as many as it usually may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def limit_threads() -> None:

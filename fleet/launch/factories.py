@@ -151,7 +151,7 @@ def make_gateway(
         view.add_evaluation(evaluation, t_s)
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
-    weights = WeightStore.open(data.weights, ledger)
+    weights = WeightStore.open(data.weights, ledger, store.objects)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 

@@ -59,20 +59,20 @@ _AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1
 
 
 def commit_segments(
-    connection: sa.Connection, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
+    connection: sa.Connection, gateway: int, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
 ) -> list[int | None]:
-    """Enter segments whose records are on disk, each with where it lies and when it was received, and what they add to
-    their episodes; their rows, None for one whose id was there.
+    """Enter segments whose records are on disk of a `gateway`, each with where it lies and when it was received, and
+    what they add to their episodes; their rows, None for one whose id was there.
 
     The work does not grow with the number of episodes, nor with their length. Raises `InvalidDataError`, with none
     entered, for a segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is
     known with another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
     """
-    return [_commit_segment(connection, segment, at, ns, committed_ns) for segment, at, ns in segments]
+    return [_commit_segment(connection, gateway, segment, at, ns, committed_ns) for segment, at, ns in segments]
 
 
 def _commit_segment(
-    connection: sa.Connection, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
+    connection: sa.Connection, gateway: int, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
 ) -> int | None:
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
         return None
@@ -107,6 +107,7 @@ def _commit_segment(
         "runs": find_runs(segment.actor, segment.version).astype("<i4").tobytes(),
         "bytes": at.bytes,
         "sha256": at.sha256,
+        "gateway": gateway,
         "journal": at.journal,
         "offset": at.offset,
         "closed_ns": segment.closed_ns,

@@ -83,6 +83,11 @@ class Database:
             raise no_ledger(str(path))
         return cls(_sqlite(path, read_only), str(path), path.with_name(path.name + ".lock"), read_only)
 
+    @property
+    def shared(self) -> bool:
+        """Whether gateways on several machines may write here."""
+        return self._lock is None
+
     def close(self) -> None:
         self._engine.dispose()
 

@@ -1,4 +1,4 @@
-"""Jobs, what counts for them, and who holds a robot: what the gateway must know again after it was killed.
+"""Jobs, what counts for them, and who has or holds a robot: what the gateway must know again after it was killed.
 
 Functions of one transaction; `Ledger` has them as methods. The gateway's clock starts over when its computer does, so
 times that must outlive it are nanoseconds since 1970 (`wall_ns`).
@@ -6,6 +6,7 @@ times that must outlive it are nanoseconds since 1970 (`wall_ns`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,24 +15,26 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import clock_base, read_meta, write_meta
-from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow, LeaseKind, LeaseNote
+from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow, LeaseKind, LeaseNote, TakenRobots
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
-from cloud_learner.buffer.ledger.tables import columns_of, insert_new, rows_of
+from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, rows_of
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 
 _jobs, _done, _leases, _e = tables.jobs.c, tables.job_episodes.c, tables.leases.c, tables.episodes.c
 _history = tables.lease_history.c
+_g, _holds = tables.gateways.c, tables.robot_holds.c
 _OPEN = "waiting"
 _LEASE = "lease"
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def add_job(connection: sa.Connection, request: JobRequest, wall_ns: int) -> bool:
-    """Enter a job; False if one of its id was there, which stays as it is."""
+def add_job(connection: sa.Connection, gateway: int, request: JobRequest, wall_ns: int) -> bool:
+    """Enter a job of a gateway; False if one of its id was there, of whichever gateway, which stays as it is."""
     text = msgspec.json.encode(request).decode()
-    return insert_new(connection, tables.jobs, id=request.id, request=text, phase=_OPEN, submitted_wall_ns=wall_ns)
+    job = {"id": request.id, "gateway": gateway, "request": text, "phase": _OPEN, "submitted_wall_ns": wall_ns}
+    return insert_new(connection, tables.jobs, **job)
 
 
 def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bool:
@@ -40,9 +43,9 @@ def end_job(connection: sa.Connection, job: str, phase: str, wall_ns: int) -> bo
     return connection.execute(change.values(phase=phase, ended_wall_ns=wall_ns)).rowcount > 0
 
 
-def jobs(connection: sa.Connection, ended: int = 100) -> tuple[JobRow, ...]:
-    """All open jobs and the newest `ended` others, in the order they were submitted."""
-    every = columns_of(JobRow, _jobs)
+def jobs(connection: sa.Connection, gateway: int, ended: int = 100) -> tuple[JobRow, ...]:
+    """All open jobs of a gateway and its newest `ended` others, in the order they were submitted."""
+    every = columns_of(JobRow, _jobs).where(_jobs.gateway == gateway)
     still = every.where(_jobs.phase == _OPEN)
     past = every.where(_jobs.phase != _OPEN).order_by(_jobs.number.desc()).limit(ended)
     rows = [*connection.execute(still).mappings(), *connection.execute(past).mappings()]
@@ -75,23 +78,22 @@ def task_counts(connection: sa.Connection, source: str) -> dict[str, tuple[int, 
 # --- leases ---------------------------------------------------------------------------------------------------------
 
 
-def keep_leases(connection: sa.Connection, leases: Mapping[str, Lease | None], wall_ns: int) -> None:
-    """Note by robot who holds it now; None: nobody any more. All of it or nothing."""
+def keep_leases(connection: sa.Connection, gateway: int, leases: Mapping[str, Lease | None], wall_ns: int) -> None:
+    """Note by robot who holds it now at a gateway; None: nobody any more. All of it or nothing."""
     for robot, lease in leases.items():
-        connection.execute(sa.delete(tables.leases).where(_leases.robot == robot))
+        held = sa.delete(tables.leases).where(_leases.robot == robot)
+        # a robot that went to another gateway is held there
+        connection.execute(held if lease is not None else held.where(_leases.gateway == gateway))
         if lease is not None:
-            text = msgspec.json.encode(lease).decode()
-            row = sa.insert(tables.leases).values(robot=robot, number=lease.number, lease=text, wall_ns=wall_ns)
+            values = {"robot": robot, "gateway": gateway, "number": lease.number, "wall_ns": wall_ns}
+            row = sa.insert(tables.leases).values(lease=msgspec.json.encode(lease).decode(), **values)
             connection.execute(row)
-            # a number is never given twice, whatever happens to the lease
-            write_meta(connection, _LEASE, str(max(lease.number, int(read_meta(connection, _LEASE) or 0))))
 
 
-def kept_leases(connection: sa.Connection) -> tuple[tuple[Lease, ...], int]:
-    """(the leases that stood, the largest number that a lease ever had)."""
-    rows = connection.scalars(sa.select(_leases.lease).order_by(_leases.robot))
-    number = int(read_meta(connection, _LEASE) or 0)
-    return tuple(msgspec.json.decode(row, type=Lease) for row in rows), number
+def kept_leases(connection: sa.Connection, gateway: int) -> tuple[Lease, ...]:
+    """The leases that stood at a gateway."""
+    rows = connection.scalars(sa.select(_leases.lease).where(_leases.gateway == gateway).order_by(_leases.robot))
+    return tuple(msgspec.json.decode(row, type=Lease) for row in rows)
 
 
 def reserve_leases(connection: sa.Connection, count: int) -> int:
@@ -101,31 +103,41 @@ def reserve_leases(connection: sa.Connection, count: int) -> int:
     return number
 
 
-def note_leases(connection: sa.Connection, notes: Sequence[LeaseNote]) -> None:
-    """Enter in the history what began and what ended, in this order. All of it or nothing."""
+def note_leases(connection: sa.Connection, gateway: int, notes: Sequence[LeaseNote]) -> None:
+    """Enter in the history what began and what ended at a gateway, in this order. All of it or nothing."""
     for note in notes:
         if note.ended:
             open_one = sa.update(tables.lease_history).where(_history.robot == note.robot, _history.to_ns == -1)
             connection.execute(open_one.where(_history.number == note.number).values(to_ns=note.at_ns))
             continue
-        values = {name: getattr(note, name) for name in ("robot", "number", "holder", "kind")}
+        values = {name: getattr(note, name) for name in ("robot", "number", "holder", "kind")} | {"gateway": gateway}
         base_ns = clock_base(connection, note.at_ns)
         connection.execute(sa.insert(tables.lease_history).values(from_ns=note.at_ns, base_ns=base_ns, **values))
 
 
-def end_leases(connection: sa.Connection, now_ns: int, slack_ns: int) -> int:
-    """End in the history what a gateway that was killed left open, when it last stored a segment and `slack_ns` later,
-    or now if that is earlier; how many there were."""
+def end_leases(connection: sa.Connection, gateway: int, now_ns: int, slack_ns: int) -> int:
+    """End in the history what a gateway left open when it was killed: when it last stored a segment and `slack_ns`
+    later, or now if that is earlier; how many there were."""
     base_ns = clock_base(connection, now_ns)
-    newest = sa.select(tables.segments.c.committed_ns).order_by(tables.segments.c.row.desc()).limit(1)
-    alive_ns = connection.scalar(newest) or 0
-    rows = connection.execute(sa.select(_history.id, _history.from_ns, _history.base_ns).where(_history.to_ns == -1))
-    ended = [(row.id, row.from_ns, row.base_ns) for row in rows]
-    for row_id, from_ns, began_base_ns in ended:
-        # What was stored later may be of another boot's clock.
-        to_ns = max(from_ns, alive_ns if began_base_ns == base_ns else 0) + slack_ns
-        if began_base_ns == base_ns:
-            to_ns = max(from_ns, min(to_ns, now_ns))
+    return _end_open(connection, gateway, slack_ns, {base_ns: now_ns})
+
+
+def _end_open(
+    connection: sa.Connection, gateway: int, slack_ns: int, now: Mapping[int, int], robots: Sequence[str] | None = None
+) -> int:
+    """As `end_leases`, of all or of these `robots`. `now`: what the gateway's clock says, by its base, where known."""
+    newest = sa.select(tables.segments.c.committed_ns).where(tables.segments.c.gateway == gateway)
+    alive_ns = connection.scalar(newest.order_by(tables.segments.c.row.desc()).limit(1)) or 0
+    query = sa.select(_history.id, _history.from_ns, _history.base_ns)
+    query = query.where(_history.gateway == gateway, _history.to_ns == -1)
+    if robots is not None:
+        query = query.where(_history.robot.in_(robots))
+    ended = [(row.id, row.from_ns, row.base_ns) for row in connection.execute(query)]
+    for row_id, from_ns, base_ns in ended:
+        # What was stored later may be of another boot's clock; of another computer's boots nothing is known.
+        to_ns = max(from_ns, alive_ns if base_ns in now or not now else 0) + slack_ns
+        if base_ns in now:
+            to_ns = max(from_ns, min(to_ns, now[base_ns]))
         connection.execute(sa.update(tables.lease_history).where(_history.id == row_id).values(to_ns=to_ns))
     return len(ended)
 
@@ -146,3 +158,38 @@ def ever_leased(connection: sa.Connection, robot: str, kind: LeaseKind) -> bool:
     """Whether the robot was ever held by a lease of that kind."""
     query = sa.select(_history.id).where(_history.robot == robot, _history.kind == kind).limit(1)
     return connection.scalar(query) is not None
+
+
+# --- robots -----------------------------------------------------------------------------------------------------------
+
+
+def take_robots(
+    connection: sa.Connection, gateway: int, robots: Sequence[str], silent_s: float, leases: int
+) -> TakenRobots:
+    """Have these robots, which this gateway hears, but for those that another one has heard of within `silent_s`.
+
+    `leases`: so many numbers are reserved when one comes from another gateway, at which nobody has it any more.
+    """
+    now_ns, elsewhere, moved = _now_ns(connection), dict[str, str](), dict[int, list[str]]()
+    query = sa.select(_holds.robot, _holds.gateway, _holds.heard_ns, _g.name)
+    query = query.join(tables.gateways, _g.number == _holds.gateway).where(_holds.robot.in_(list(robots)))
+    for robot, other, heard_ns, name in connection.execute(query):
+        if other != gateway and now_ns - heard_ns < silent_s * 1e9:
+            elsewhere[robot] = name
+        elif other != gateway:
+            moved.setdefault(other, []).append(robot)
+    for other, of_it in moved.items():
+        _end_open(connection, other, int(silent_s * 1e9), {}, of_it)
+    change = {"gateway": gateway, "heard_ns": now_ns}
+    if mine := [{"robot": robot, **change} for robot in robots if robot not in elsewhere]:
+        row = insert_into(connection, tables.robot_holds)
+        row = row.on_conflict_do_update(index_elements=["robot"], set_=change)
+        connection.execute(row, mine)
+    return TakenRobots(elsewhere, reserve_leases(connection, leases) if moved else 0)
+
+
+def _now_ns(connection: sa.Connection) -> int:
+    """By the database's clock: those of several gateways differ."""
+    if connection.dialect.name != "postgresql":
+        return time.time_ns()
+    return int(connection.scalar(sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint")) or 0)

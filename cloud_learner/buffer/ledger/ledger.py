@@ -61,12 +61,37 @@ def _writes(function: Callable[Concatenate[sa.Connection, P], R]) -> Callable[Co
     return method
 
 
+def _reads_own(function: Callable[Concatenate[sa.Connection, int, P], R]) -> Callable[Concatenate[Ledger, P], R]:
+    """As `_reads`, of what belongs to the gateway that this ledger was opened for."""
+
+    @functools.wraps(function)
+    def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
+        with self.reading() as connection:
+            return function(connection, self.gateway, *args, **options)
+
+    return method
+
+
+def _writes_own(function: Callable[Concatenate[sa.Connection, int, P], R]) -> Callable[Concatenate[Ledger, P], R]:
+    """As `_writes`, in the name of the gateway that this ledger was opened for."""
+
+    @functools.wraps(function)
+    def method(self: Ledger, /, *args: P.args, **options: P.kwargs) -> R:
+        with self.writing() as connection:
+            return function(connection, self.gateway, *args, **options)
+
+    return method
+
+
 class Ledger(Database):
     """An opened ledger. Get one from `Ledger.open`; it may be used from several threads.
 
     Every method may raise `StorageError`, and those that write `DiskFullError` or `NotWritableError`; then nothing of
     what they were to do was done, unless only the answer of the database was lost.
     """
+
+    gateway = 0
+    """number of the gateway that writes here, 0 before `claim_journal` gave one"""
 
     @classmethod
     def open(cls, location: str | Path, *, read_only: bool = False) -> Ledger:
@@ -114,7 +139,7 @@ class Ledger(Database):
     spec_hashes = _reads(ledger_notes.spec_hashes)
 
     # episodes and segments
-    commit_segments = _writes(ledger_commit.commit_segments)
+    commit_segments = _writes_own(ledger_commit.commit_segments)
     segment = _reads(ledger_segments.segment)
     segments_after = _reads(ledger_segments.segments_after)
     segments_of = _reads(ledger_segments.segments_of)
@@ -129,11 +154,9 @@ class Ledger(Database):
     # where segments lie
     places = _reads(ledger_segments.places)
     places_in_shard = _reads(ledger_segments.places_in_shard)
-    unsealed = _reads(ledger_segments.unsealed)
-    claim_journal = _writes(ledger_shards.claim_journal)
-    journal_owner = _reads(ledger_shards.journal_owner)
+    unsealed = _reads_own(ledger_segments.unsealed)
     in_journal = _reads(ledger_shards.in_journal)
-    journals = _reads(ledger_shards.journals)
+    journals = _reads_own(ledger_shards.journals)
     reserve_shard = _writes(ledger_shards.reserve_shard)
     shards = _reads(ledger_shards.shards)
     mark_dropping = _writes(ledger_shards.mark_dropping)
@@ -220,19 +243,26 @@ class Ledger(Database):
     first_rows = _reads(ledger_snapshots.first_rows)
 
     # jobs and leases
-    add_job = _writes(ledger_work.add_job)
+    add_job = _writes_own(ledger_work.add_job)
     end_job = _writes(ledger_work.end_job)
-    jobs = _reads(ledger_work.jobs)
+    jobs = _reads_own(ledger_work.jobs)
     count_for_job = _writes(ledger_work.count_for_job)
     episodes_of_job = _reads(ledger_work.episodes_of_job)
     task_counts = _reads(ledger_work.task_counts)
-    keep_leases = _writes(ledger_work.keep_leases)
-    kept_leases = _reads(ledger_work.kept_leases)
-    note_leases = _writes(ledger_work.note_leases)
-    end_leases = _writes(ledger_work.end_leases)
+    keep_leases = _writes_own(ledger_work.keep_leases)
+    kept_leases = _reads_own(ledger_work.kept_leases)
+    note_leases = _writes_own(ledger_work.note_leases)
+    end_leases = _writes_own(ledger_work.end_leases)
     lease_intervals = _reads(ledger_work.lease_intervals)
     ever_leased = _reads(ledger_work.ever_leased)
     reserve_leases = _writes(ledger_work.reserve_leases)
+
+    # gateways that share this ledger
+    claim_journal = _writes(ledger_shards.claim_journal)
+    gateway_of = _reads(ledger_shards.gateway_of)
+    gateway_names = _reads(ledger_shards.gateway_names)
+    unsealed_elsewhere = _reads_own(ledger_shards.unsealed_elsewhere)
+    take_robots = _writes_own(ledger_work.take_robots)
 
     # counters
     totals = _reads(ledger_segments.totals)

@@ -93,8 +93,10 @@ class SegmentRow(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
     """of the record"""
+    gateway: int
+    """number of the gateway that took it"""
     journal: int | None
-    """file it lies in, None when it lies in a shard"""
+    """file of that gateway's journal it lies in, None when it lies in a shard"""
     shard: int | None
     offset: int
     """in the journal file, or among the records of the shard"""
@@ -121,6 +123,15 @@ class Waiting(msgspec.Struct, frozen=True):
     segments: int
     steps: int
     bytes: int
+
+
+class TakenRobots(msgspec.Struct, frozen=True):
+    """What came of `Ledger.take_robots`."""
+
+    elsewhere: dict[str, str] = {}
+    """by robot: the name of the gateway that has it"""
+    reserved: int = 0
+    """number after which leases are to be numbered now, 0: as before"""
 
 
 class ShardRow(msgspec.Struct, frozen=True):

@@ -105,9 +105,10 @@ def places_in_shard(connection: sa.Connection, spec_hash: str, number: int) -> t
     return rows_of(connection, SegmentRow, query)
 
 
-def unsealed(connection: sa.Connection) -> tuple[SegmentRow, ...]:
-    """The segments in the journal that are not damaged, episode by episode as they began, and by index."""
-    query = _SEGMENT_ROWS.where(_s.journal.is_not(None), ~_s.damaged).order_by(_e.number, _s.index)
+def unsealed(connection: sa.Connection, gateway: int) -> tuple[SegmentRow, ...]:
+    """The segments in the journal of a gateway that are not damaged, episode by episode as they began, and by index."""
+    query = _SEGMENT_ROWS.where(_s.journal.is_not(None), _s.gateway == gateway, ~_s.damaged)
+    query = query.order_by(_e.number, _s.index)
     return rows_of(connection, SegmentRow, query)
 
 

@@ -17,10 +17,9 @@ from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
 from cloud_learner.buffer.ledger.tables import columns_of, rows_of
 from wire.errors import StorageError
 
-_s, _e, _shards = tables.segments.c, tables.episodes.c, tables.shards.c
+_s, _e, _g, _shards = tables.segments.c, tables.episodes.c, tables.gateways.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
-_JOURNAL = "journal"
 _PRUNING = "pruning"
 _MOVE = sa.update(tables.segments).where(_s.row == sa.bindparam("_row"))
 _MOVE = _MOVE.values(journal=None, shard=sa.bindparam("_shard"), offset=sa.bindparam("_offset"))
@@ -30,15 +29,16 @@ _MOVE = _MOVE.values(journal=None, shard=sa.bindparam("_shard"), offset=sa.bindp
 
 
 def in_journal(connection: sa.Connection) -> Waiting:
-    """How much lies in the journal, damaged segments included."""
+    """How much lies in journals, damaged segments included."""
     sums = (sa.func.coalesce(sa.func.sum(column), 0) for column in (_s.steps, _s.bytes))
     row = connection.execute(sa.select(sa.func.count(), *sums).where(_s.journal.is_not(None))).one()
     return Waiting(*map(int, row))
 
 
-def journals(connection: sa.Connection) -> set[int]:
-    """Numbers of the journal files that some segment lies in, damaged ones included."""
-    return set(connection.scalars(sa.select(_s.journal).where(_s.journal.is_not(None)).distinct()))
+def journals(connection: sa.Connection, gateway: int) -> set[int]:
+    """Numbers of the files of a gateway's journal that some segment lies in, damaged ones included."""
+    mine = sa.select(_s.journal).where(_s.journal.is_not(None), _s.gateway == gateway)
+    return set(connection.scalars(mine.distinct()))
 
 
 def reserve_shard(connection: sa.Connection, spec_hash: str, created_ns: int) -> int:
@@ -135,27 +135,56 @@ def _require_state(connection: sa.Connection, spec_hash: str, number: int, *allo
         )
 
 
-# --- forgetting -----------------------------------------------------------------------------------------------------
+# --- whose journal it is ---------------------------------------------------------------------------------------------
 
 
-def claim_journal(connection: sa.Connection, owner: str) -> None:
-    """Note whose journal the ledger refers to. Raises `StorageError` if that is another one's.
+def claim_journal(connection: sa.Connection, journal: str, name: str, renamed: bool) -> int:
+    """The number of the gateway that has this `journal`, called `name`; a new one is entered, and `renamed` if it was
+    called otherwise.
 
-    Journal files are known by number: two machines that wrote to one ledger would take each other's for damaged.
+    Raises `StorageError` when another journal of that name holds segments that are not sealed: they are nowhere else.
     """
-    known = journal_owner(connection)
-    if not known:
-        write_meta(connection, _JOURNAL, owner)
-    elif known != owner:
-        raise StorageError(
-            "another data directory writes to this ledger already: its journal is not this one's. Send segments and "
-            "imports through that machine's gateway, or use a ledger of its own."
-        )
+    known = connection.execute(sa.select(_g.number, _g.name).where(_g.journal == journal)).one_or_none()
+    if known is not None and (known.name == name or not renamed):
+        return int(known.number)
+    other = connection.scalar(sa.select(_g.number).where(_g.name == name))
+    if other is not None:
+        if known is not None or connection.scalar(sa.select(_unsealed_of(other))):
+            raise StorageError(
+                f"another data directory writes to this ledger as gateway '{name}': its journal is not this one's. "
+                "Give each gateway a name of its own (--gateway-name), or restore the journal that belongs here."
+            )
+        connection.execute(sa.update(tables.gateways).where(_g.number == other).values(journal=journal))
+        return int(other)
+    if known is not None:
+        connection.execute(sa.update(tables.gateways).where(_g.number == known.number).values(name=name))
+        return int(known.number)
+    row = sa.insert(tables.gateways).values(name=name, journal=journal).returning(_g.number)
+    return int(connection.execute(row).scalar_one())
 
 
-def journal_owner(connection: sa.Connection) -> str:
-    """Whose journal the ledger refers to, '' before the first writer."""
-    return read_meta(connection, _JOURNAL)
+def gateway_of(connection: sa.Connection, journal: str) -> int:
+    """The number of the gateway that has this journal, 0 when none is known."""
+    return connection.scalar(sa.select(_g.number).where(_g.journal == journal)) or 0
+
+
+def gateway_names(connection: sa.Connection) -> dict[int, str]:
+    """All gateways that ever wrote here, by number."""
+    return dict(map(tuple, connection.execute(sa.select(_g.number, _g.name).order_by(_g.number))))
+
+
+def unsealed_elsewhere(connection: sa.Connection, gateway: int) -> dict[str, int]:
+    """How many segments lie in the journals of other gateways, by their names."""
+    query = sa.select(_g.name, sa.func.count()).join(tables.gateways, _g.number == _s.gateway)
+    query = query.where(_s.journal.is_not(None), _s.gateway != gateway, ~_s.damaged).group_by(_g.name)
+    return dict(map(tuple, connection.execute(query)))
+
+
+def _unsealed_of(gateway: int) -> sa.Exists:
+    return sa.exists().where(_s.journal.is_not(None), _s.gateway == gateway)
+
+
+# --- forgetting -----------------------------------------------------------------------------------------------------
 
 
 def generation(connection: sa.Connection) -> int:

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-FORMAT = 6
+FORMAT = 7
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -37,10 +37,30 @@ def _text(name: str, *args: Any, **options: Any) -> sa.Column[str]:
 meta = sa.Table(
     "meta",
     metadata,
-    # format, generation, whose journal it is, which episodes are being deleted, how many shard numbers of each robot
-    # spec and of leases were given, what makes each clock of a gateway nanoseconds since 1970
+    # format, generation, which episodes are being deleted, how many shard numbers of each robot spec and of leases were
+    # given, what makes each clock of a gateway nanoseconds since 1970
     _text("key", primary_key=True),
     _text("value"),
+)
+
+gateways = sa.Table(
+    "gateways",
+    metadata,
+    # those that write here; each has a journal, on a disk of its own
+    _key("number"),
+    _text("name", unique=True),
+    # what tells its journal from others, see `Journal.claim`
+    _text("journal", unique=True),
+    sqlite_autoincrement=True,
+)
+
+robot_holds = sa.Table(
+    "robot_holds",
+    metadata,
+    # which gateway a robot was let in by last, and when that heard of it, by the database's clock
+    _text("robot", primary_key=True),
+    _count("gateway", sa.ForeignKey("gateways.number")),
+    _count("heard_ns"),
 )
 
 specs = sa.Table(
@@ -158,7 +178,9 @@ segments = sa.Table(
     # of its record
     _count("bytes"),
     _text("sha256"),
-    # where it lies: in a journal file, or among the records of a shard of its robot spec
+    # the gateway that took it, whose clock all its times but the robot's are of
+    _count("gateway"),
+    # where it lies: in a file of that gateway's journal, or among the records of a shard of its robot spec
     sa.Column("journal", sa.BigInteger),
     sa.Column("shard", sa.BigInteger),
     _count("offset"),
@@ -306,6 +328,8 @@ jobs = sa.Table(
     metadata,
     _key("number"),
     _text("id", unique=True),
+    # where it was handed in, whose robots work on it
+    _count("gateway"),
     # JSON of the `JobRequest`
     _text("request"),
     # waiting while it is open, then done or cancelled
@@ -330,6 +354,7 @@ leases = sa.Table(
     metadata,
     # who holds which robot now; what has ended is not kept
     _text("robot", primary_key=True),
+    _count("gateway"),
     _count("number"),
     # JSON of the `Lease`; its end is of the gateway's clock, which may have started over since
     _text("lease"),
@@ -341,6 +366,8 @@ lease_history = sa.Table(
     metadata,
     # when a person had a robot, or a policy was measured on it: what a robot says of its steps is judged by it
     _key("id"),
+    # the gateway that gave it, whose clock its times are of
+    _count("gateway"),
     _text("robot"),
     _count("number"),
     _text("holder"),

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _BOUNDS_EVERY_NS = 60 * 10**9
 _BETWEEN_S = 0.05
 """between two pieces: whoever else waits to seal, prune or compact looks every 20 ms"""
+_OTHERS_S = 5.0
+"""another gateway on the same ledger seals a shard in less"""
 _FEW_SHARDS = 8
 """Small shards that are worth writing together: fewer would be written again and again."""
 
@@ -102,13 +104,13 @@ class MaintenanceThread:
         return False
 
     def _seal(self, now_ns: int) -> bool:
-        sealed = seal_one(self._store, now_ns)
+        sealed = seal_one(self._store, now_ns, wait_s=_OTHERS_S)
         if sealed is not None:
             log.info("%d segments with %d steps sealed.", sealed.segments, sealed.rows)
         return sealed is not None
 
     def _compact(self, now_ns: int) -> bool:
-        more = compact_one(self._store, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=0)
+        more = compact_one(self._store, now_ns, self._stuck, few=_FEW_SHARDS, wait_s=_OTHERS_S)
         if more is not None and more.written_shards:
             log.info("%d shards became %d.", more.read_shards, more.written_shards)
         return more is not None

@@ -34,6 +34,10 @@ class Sealed(msgspec.Struct, frozen=True):
     rows: int = 0
 
 
+PROMPT_S = 5.0
+"""the same for finished episodes where several gateways share a ledger: readers elsewhere cannot read the journal"""
+
+
 def seal(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: float = 0) -> Sealed:
     """Move all that is ripe into shards: `seal_one` again and again, between which others may be at work."""
     done = Sealed()
@@ -53,6 +57,7 @@ def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: f
     with store.ledger.exclusive(wait_s=wait_s):
         if not store.journal_is_here():
             return None
+        prompt = len(store.ledger.gateway_names()) > 1
         by_spec: dict[str, list[SegmentRow]] = {}
         for segment in store.ledger.unsealed():
             # a file that is gone is no reason to forget its segments: `verify` says so, and a person decides
@@ -61,7 +66,7 @@ def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: f
             else:
                 log.error("segment %s lies in journal file %s, which is gone.", segment.id, segment.journal)
         for spec_hash, segments in by_spec.items():
-            if not (ripe := _ripe(segments, now_ns, force)):
+            if not (ripe := _ripe(segments, now_ns, force, PROMPT_S if prompt else MAX_AGE_S)):
                 continue
             chosen = take_shard(ripe)
             moved, damaged = move(store, spec_hash, chosen, now_ns)
@@ -73,12 +78,12 @@ def seal_one(store: SegmentStore, now_ns: int, *, force: bool = False, wait_s: f
     return None
 
 
-def _ripe(segments: Sequence[SegmentRow], now_ns: int, force: bool) -> list[list[SegmentRow]]:
-    """The episodes that may be sealed, in order; none while they are few and nothing waited for long."""
+def _ripe(segments: Sequence[SegmentRow], now_ns: int, force: bool, longest_s: float) -> list[list[SegmentRow]]:
+    """The episodes that may be sealed, in order; none while they are few and none waited for `longest_s`."""
 
-    def waited(segment: SegmentRow) -> bool:
+    def waited(segment: SegmentRow, seconds: float = MAX_AGE_S) -> bool:
         # a stamp in the future is one of before the machine started
-        return not 0 <= now_ns - segment.committed_ns <= MAX_AGE_S * 1e9
+        return not 0 <= now_ns - segment.committed_ns <= seconds * 1e9
 
     ripe = []
     for _, group in itertools.groupby(segments, key=lambda segment: segment.episode):
@@ -87,7 +92,7 @@ def _ripe(segments: Sequence[SegmentRow], now_ns: int, force: bool) -> list[list
             ripe.append(episode)
     every = list(itertools.chain(*ripe))
     worth = sum(one.steps for one in every) >= MIN_ROWS or sum(one.bytes for one in every) >= MIN_BYTES
-    return ripe if force or worth or any(map(waited, every)) else []
+    return ripe if force or worth or any(waited(one, longest_s) for one in every) else []
 
 
 def take_shard(episodes: list[list[SegmentRow]]) -> list[SegmentRow]:

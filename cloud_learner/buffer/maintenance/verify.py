@@ -10,6 +10,7 @@ import msgspec
 
 from cloud_learner.buffer.ledger.rows import ShardRow
 from cloud_learner.buffer.maintenance.compact import rewrite
+from cloud_learner.buffer.store.objects import WEIGHTS
 from cloud_learner.buffer.store.quarantine import QuarantineReason
 from cloud_learner.buffer.store.shard import metadata, shard_key
 from cloud_learner.buffer.store.store import MARK, SegmentStore
@@ -37,7 +38,7 @@ def verify(store: SegmentStore, repair: bool = False) -> Iterator[VerifyFinding]
     damaged is looked at again, and repaired, alone. Raises `StorageError` when somebody else is at work for long then.
     """
     listed = set(store.objects.list())
-    known = {MARK}
+    known = {MARK, *(f"{WEIGHTS}{version.path}" for version in store.ledger.versions())}
     for shard in store.ledger.shards():
         known.update(metadata(store.spec(shard.spec_hash)))
         known.add(shard_key(shard.spec_hash, shard.number))
@@ -99,12 +100,10 @@ def _verify_metadata(store: SegmentStore, spec_hashes: Set[str], repair: bool) -
 
 
 def _verify_journal(store: SegmentStore, repair: bool) -> Iterator[VerifyFinding]:
-    unsealed = store.ledger.unsealed()
-    if unsealed and not store.journal_is_here():
-        yield VerifyFinding(
-            False, f"{len(unsealed)} segments lie in the journal of another machine, {store.journal.directory}."
-        )
-        return
+    here = store.journal_is_here()
+    for name, count in store.ledger.unsealed_elsewhere().items():
+        yield VerifyFinding(False, f"{count} segments lie in the journal of gateway '{name}', on its machine.")
+    unsealed = store.ledger.unsealed() if here else ()
     for first in range(0, len(unsealed), _READ_AT_ONCE):
         some = {segment.row: segment for segment in unsealed[first : first + _READ_AT_ONCE]}
         hit = list(store.read_records(list(some)).damaged)

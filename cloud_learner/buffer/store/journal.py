@@ -120,12 +120,9 @@ class Journal:
                 os.close(descriptor)
         return removed
 
-    def is_here(self, owner: str = "") -> bool:
-        """Whether this machine has the journal at all; a trainer on another one does not.
-
-        owner: what the ledger knows of whose journal it refers to; another one's is not here.
-        """
-        return self.directory.is_dir() and (not owner or self.owner() in ("", owner))
+    def is_here(self) -> bool:
+        """Whether this machine has the journal at all; a trainer on another one does not."""
+        return self.directory.is_dir()
 
     def owner(self) -> str:
         """What tells this journal from that of another machine, '' before `claim`."""

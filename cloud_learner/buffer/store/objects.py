@@ -25,6 +25,8 @@ from cloud_learner.buffer.files import TEMPORARY, bad_sectors, remove_leftovers,
 from cloud_learner.buffer.store.range_cache import RangeCache, Span
 from wire.errors import ConfigError, CorruptDataError, NotWritableError, StorageError, storage_errors
 
+WEIGHTS = "weights/"
+"""Below it lie policy versions, for other gateways; shards lie below the hashes of specs."""
 _WRITING = ".writing"
 """Folder of a local store in which objects are written before they get their name."""
 _REQUESTS = 16

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class Records(msgspec.Struct, frozen=True):
     damaged: dict[int, str]
     """rows that cannot be read, with the reason"""
     elsewhere: tuple[int, ...] = ()
-    """rows in the journal of another machine; they can be read when they have been sealed"""
+    """rows in the journal of another machine or gateway; they can be read when they have been sealed"""
 
 
 class ReadResult(msgspec.Struct, frozen=True):
@@ -76,16 +77,18 @@ class SegmentStore:
         self._described: set[str] = set()
         """specs of which this process wrote the metadata, which never change"""
         self._appending = threading.Lock()
-        self._owner = ""
 
     @classmethod
-    def open(cls, journal_dir: Path, objects: ObjectStore, ledger: Ledger) -> SegmentStore:
+    def open(cls, journal_dir: Path, objects: ObjectStore, ledger: Ledger, name: str = "") -> SegmentStore:
         """The store for one that writes: what a crash left half-done is removed, unless somebody else is at work.
 
-        Raises `StorageError` when the store has another format.
+        `name`: of the gateway whose journal it is; '': as it is called already, or as this machine. Raises
+        `StorageError` when the store has another format, or another journal has that name.
         """
         store = cls(journal_dir, objects, ledger)
         store.require_there()
+        # before anything is removed: by it the ledger says which files of the journal are needed
+        ledger.gateway = ledger.claim_journal(store.journal.claim(), name or socket.gethostname(), bool(name))
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(ledger.exclusive(wait_s=0))
@@ -170,10 +173,11 @@ class SegmentStore:
         self.objects.delete(shard_key(spec_hash, number))
         self.ledger.forget_shard(spec_hash, number)
 
-    def journal_is_here(self) -> bool:
-        """Whether what is not sealed yet can be read on this machine."""
-        self._owner = self._owner or self.ledger.journal_owner()
-        return self.journal.is_here(self._owner)
+    def journal_is_here(self, gateway: int | None = None) -> bool:
+        """Whether what is in the journal of a gateway, by default of this one, can be read on this machine."""
+        if not self.ledger.gateway and (owner := self.journal.owner()):
+            self.ledger.gateway = self.ledger.gateway_of(owner)
+        return gateway in (None, self.ledger.gateway) and self.journal.is_here()
 
     def require_there(self) -> None:
         """Raises `StorageError` when the ledger names shards and the store is not there, unmounted or another one."""
@@ -243,7 +247,7 @@ class SegmentStore:
                     damaged[row] = f"segment {place.id} was set aside as damaged."
                 elif before is not None and before[0] == place:
                     damaged[row] = before[1]
-                elif place.journal is not None and not self.journal_is_here():
+                elif place.journal is not None and not self.journal_is_here(place.gateway):
                     elsewhere.append(row)
                 else:
                     todo.append(place)

@@ -15,7 +15,9 @@ from pathlib import Path
 from cloud_learner.buffer.files import TEMPORARY, move_durably, open_directory, remove_quietly
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
-from wire.errors import CorruptDataError, RejectedError, storage_error, storage_errors
+from cloud_learner.buffer.store.objects import ObjectStore
+from cloud_learner.gateway.storage.weight_exchange import WeightExchange
+from wire.errors import CorruptDataError, InvalidDataError, RejectedError, storage_error, storage_errors
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
 
@@ -31,7 +33,9 @@ _SYNC_BYTES = 16 * 1024**2
 class WeightStore:
     """The weights directory. Takes one upload at a time: a new `Publish` gives up an unfinished one."""
 
-    def __init__(self, root: Path, ledger: Ledger) -> None:
+    def __init__(self, root: Path, ledger: Ledger, exchange: WeightExchange | None = None) -> None:
+        """`exchange`: by which gateways that share ledger and object store have each other's versions."""
+        self.exchange = exchange
         self._root = root
         self._ledger = ledger
         self._upload: _Upload | None = None
@@ -39,13 +43,14 @@ class WeightStore:
         """of the versions that were asked for last: what is committed does not change"""
 
     @classmethod
-    def open(cls, root: Path, ledger: Ledger) -> WeightStore:
+    def open(cls, root: Path, ledger: Ledger, objects: ObjectStore | None = None) -> WeightStore:
         """Remove what a crash left half-written in the directory, and make sure that there is one that can be written.
 
-        For the one writer.
+        For the one writer. `objects`: where shards lie; where these are on other machines versions go there, too.
         """
         open_directory(root, "weights")
-        return cls(root, ledger)
+        shared = objects is not None and objects.remote and ledger.shared
+        return cls(root, ledger, WeightExchange(root, ledger, objects) if objects is not None and shared else None)
 
     def begin(self, publish: Publish) -> PolicyVersion | None:
         """Start to receive a version.
@@ -112,12 +117,17 @@ class WeightStore:
             self._give_up(str(error))
             raise storage_error(error, f"weights of version {version.number}", upload.path) from error
         self._upload = None
-        self._ledger.commit_version(version, upload.path.name, upload.trained)
+        try:
+            self._ledger.commit_version(version, upload.path.name, upload.trained)
+        except InvalidDataError as error:
+            # A trainer at another gateway was faster, or this one reads another ledger.
+            raise RejectedError(str(error)) from error
         self._remember(VersionRow(version, upload.path.name))
         return version
 
-    def serve(self, request: FetchWeights) -> WeightBytes:
-        """Bytes [offset, offset + size) of a version, or fewer at its end and above `MAX_PART_BYTES`.
+    def serve(self, request: FetchWeights) -> WeightBytes | None:
+        """Bytes [offset, offset + size) of a version, or fewer at its end and above `MAX_PART_BYTES`; None while it is
+        on its way from another gateway.
 
         Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
         torn.
@@ -137,6 +147,9 @@ class WeightStore:
                 file.seek(request.offset)
                 data = file.read(wanted)
         except FileNotFoundError as error:
+            if self.exchange is not None:
+                self.exchange.fetch(row)
+                return None
             raise CorruptDataError(f"weights file {path} is gone. Restore it from a backup.") from error
         except OSError as error:
             raise storage_error(error, "weights file", path) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _OUTCOMES = (
     "Only success, failure, aborted, unjudged, discarded or unfinished; default: all that ended and were not discarded."
 )
+
+_OTHERS_S = 60.0
+"""for gateways that seal"""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -100,6 +104,7 @@ def import_lerobot(
     """Store a LeRobotDataset v3 as offline data; doing it twice stores it once."""
     from cloud_learner.buffer.lerobot.importer import import_dataset
     from cloud_learner.buffer.lerobot.mapping import DatasetMapping
+    from cloud_learner.buffer.maintenance.shard_writer import seal
 
     found = _recipe(recipe, config)
     mapping = DatasetMapping(
@@ -115,6 +120,9 @@ def import_lerobot(
     data.mkdir(parents=True, exist_ok=True)
     with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
         done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
+        if len(ledger.gateway_names()) > 1:
+            # nobody else can read the journal of this data directory, and no gateway may ever run here
+            seal(store, time.monotonic_ns(), force=True, wait_s=_OTHERS_S)
     _finish_progress(done.left_out)
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_learner.buffer.ledger import notes
+from cloud_learner.buffer.ledger import notes, tables
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.location import BufferLocation
 from wire.errors import FormatError, NothingStoredError, StorageError
@@ -30,7 +30,7 @@ def test_it_is_there_once_a_writer_was(location: BufferLocation) -> None:
 def test_another_format_is_not_nothing(location: BufferLocation) -> None:
     with contextlib.closing(Ledger.open(location.ledger_location)) as ledger, ledger.writing() as connection:
         notes.write_meta(connection, "format", "99")
-    with pytest.raises(FormatError, match="has format 99, this vla-fleet reads format 6: install the newer"):
+    with pytest.raises(FormatError, match=f"has format 99, this vla-fleet reads format {tables.FORMAT}: install"):
         location.exists()
 
 

@@ -48,7 +48,7 @@ class Desk:
         self.store.note(self.store.leases.all())
 
     def known(self) -> dict[str, str]:
-        return {lease.robot: lease.holder for lease in self.ledger.kept_leases()[0]}
+        return {lease.robot: lease.holder for lease in self.ledger.kept_leases()}
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_who_waits_for_the_ledger_hears_of_its_own_lease_and_of_a_failure(desk: 
 
 
 def test_numbers_are_reserved_ahead_and_go_on_after_a_crash(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloud_learner.dispatch.lease_store._RESERVED", 10)
+    monkeypatch.setattr("cloud_learner.dispatch.lease_store.RESERVED", 10)
     numbers = []
     for _ in range(3):
         # nothing of it is ever noted

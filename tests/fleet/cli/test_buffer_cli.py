@@ -212,7 +212,8 @@ def test_what_is_kept_of_an_object_store_is_a_setting_of_the_machine(tmp_path: P
     note.write_text('{"cache_bytes": 5000}')
     directory.keep_buffer_at("", "s3://bucket/fleet")
     assert directory.buffer == BufferLocation(tmp_path, store="s3://bucket/fleet", cache_bytes=5000)
-    assert json.loads(note.read_text()) == {"ledger": "", "store": "s3://bucket/fleet", "cache_bytes": 5000}
+    known = {"ledger": "", "store": "s3://bucket/fleet", "cache_bytes": 5000, "gateway": ""}
+    assert json.loads(note.read_text()) == known
     for bad in ('{"cache_bytes": -1}', '{"cache_bytes": "10G"}'):
         note.write_text(bad)
         with pytest.raises(CorruptDataError, match=r"buffer\.json.*cache_bytes, a whole number"):

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import commit as ledger_commit
-from cloud_learner.buffer.ledger import engine, notes
+from cloud_learner.buffer.ledger import engine, notes, tables
 from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
@@ -61,7 +61,7 @@ def test_rows_appear_in_the_order_of_their_numbers(ledger):
     """A reader that has seen row n never finds a smaller one later: who comes second waits for the first to commit."""
     first, second = (fake_episode(SPEC, name, steps=40)[0] for name in ("a", "b"))
     with ledger.writing() as connection:
-        (row,) = ledger_commit.commit_segments(connection, [(first, AT, 1)], 2)
+        (row,) = ledger_commit.commit_segments(connection, ledger.gateway, [(first, AT, 1)], 2)
         late = []
         thread = threading.Thread(target=lambda: late.append(_commit(ledger, second)))
         thread.start()
@@ -137,7 +137,9 @@ def test_a_ledger_of_another_format_is_refused(ledger, ledger_place):
     with ledger.writing() as connection:
         connection.execute(sa.text("UPDATE meta SET value = '99' WHERE key = 'format'"))
     for read_only in (False, True):
-        with pytest.raises(StorageError, match="has format 99, this vla-fleet reads format 6: install the newer"):
+        with pytest.raises(
+            StorageError, match=f"has format 99, this vla-fleet reads format {tables.FORMAT}: install the newer"
+        ):
             Ledger.open(ledger_place, read_only=read_only)
     with ledger.writing() as connection:
         connection.execute(sa.text("DROP TABLE meta"))
@@ -238,7 +240,7 @@ def test_connections_that_broke_are_replaced(postgres_server, postgres_url):
     assert _commit(ledger, segments[1]) is not None
     # in the middle of a transaction nothing of it is kept
     with pytest.raises(StorageError), ledger.writing() as connection:
-        ledger_commit.commit_segments(connection, [(segments[2], AT, 1)], 2)
+        ledger_commit.commit_segments(connection, 0, [(segments[2], AT, 1)], 2)
         postgres_server.execute(end_all)
     assert ledger.totals().segments == 2
     assert _commit(ledger, segments[2]) is not None
