@@ -30,6 +30,9 @@ from wire.types import RobotSpec
 log = logging.getLogger(__name__)
 _EPISODES_TOLD = 1024
 _WRONG = (InvalidDataError, ValueError, TypeError, IndexError, OverflowError)
+_DECODED = 1
+"""picture of each camera and segment: to decode all of them costs three times what all else does, and a camera whose
+pictures cannot be decoded is found by any of them"""
 _MESSAGE_BYTES, _ITEM_BYTES = 4096, 64
 """what a record may have beyond its arrays and pictures, and for each of them; one that has more has something in it
 that no message has, and is encoded anew"""
@@ -167,7 +170,7 @@ class Ingest:
                 return self._check_duplicate(received, spec, known.sha256)
             history = self._histories.get(segment.episode.id)
             check_order(segment, history)
-            check_frames(segment, spec, history.frames_until(segment.index))
+            check_frames(segment, spec, history.frames_until(segment.index), _DECODED)
             doubts = self._provenance.doubts(segment, spec, self._clock.now_ns(), received.offset_ns)
             if doubts := tuple(doubt for doubt in doubts if doubt.reason not in self._overruled):
                 # what a person has admitted, in another process, is no question any more

@@ -1,5 +1,6 @@
 import errno
 import os
+import random
 
 import msgspec
 import numpy as np
@@ -252,20 +253,37 @@ def _broken_tables(jpeg):
     return jpeg[: table + 4] + b"\xff" * 26 + jpeg[table + 30 :]
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (_broken_tables, "is no JPEG image"),
-        (lambda jpeg: jpeg[: len(jpeg) * 3 // 4] + b"\xff\xd9", "cannot be decoded"),
-    ],
-)
-def test_a_frame_that_cannot_be_decoded_is_refused(gateway, damage, says):
-    (segment,) = fake_episode(SPEC, "e", steps=8)
+def _with_frames(segment, change):
     frames = segment.frames["camera0"]
-    encoded = (frames.encoded[0], damage(frames.encoded[1]), *frames.encoded[2:])
-    bad = replace(segment, frames={"camera0": replace(frames, encoded=encoded)})
-    result = gateway.accept(bad)
-    assert (result.outcome, f"camera 'camera0': frame 1 {says}" in result.reason) == ("quarantined", True)
+    return replace(segment, frames={"camera0": replace(frames, encoded=tuple(map(change, frames.encoded)))})
+
+
+def _cut_short(jpeg):
+    return jpeg[: len(jpeg) * 3 // 4] + b"\xff\xd9"
+
+
+def test_a_frame_that_is_no_jpeg_is_refused(gateway):
+    (segment,) = fake_episode(SPEC, "e", steps=8)
+    second = segment.frames["camera0"].encoded[1]
+    result = gateway.accept(_with_frames(segment, lambda jpeg: _broken_tables(jpeg) if jpeg is second else jpeg))
+    assert (result.outcome, "camera 'camera0': frame 1 is no JPEG image" in result.reason) == ("quarantined", True)
+
+
+def test_a_camera_whose_frames_cannot_be_decoded_is_refused(gateway):
+    (segment,) = fake_episode(SPEC, "e", steps=8)
+    result = gateway.accept(_with_frames(segment, _cut_short))
+    assert (result.outcome, "cannot be decoded" in result.reason) == ("quarantined", True)
+
+
+def test_a_single_one_of_them_is_found_by_chance(gateway):
+    random.seed(0)
+    outcomes = []
+    for number in range(40):
+        (segment,) = fake_episode(SPEC, f"e{number}", steps=8)
+        frames = segment.frames["camera0"].encoded
+        bad = _with_frames(segment, lambda jpeg, last=frames[-1]: _cut_short(jpeg) if jpeg is last else jpeg)
+        outcomes.append(gateway.accept(bad).outcome)
+    assert set(outcomes) == {"stored", "quarantined"}
 
 
 def test_latency_is_measured_in_the_gateways_clock(gateway):
