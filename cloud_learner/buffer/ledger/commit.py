@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
-from cloud_learner.buffer.ledger.notes import spec
+from cloud_learner.buffer.ledger.notes import unknown_spec
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Segment
@@ -31,7 +32,13 @@ _FACTS = Episode.__struct_fields__
 
 _KNOWN = sa.select(_s.row).where(_s.id == bindparam("id"))
 _EPISODE = sa.select(tables.episodes).where(_e.id == bindparam("id"))
+_SPEC_KNOWN = sa.select(tables.specs.c.hash).where(tables.specs.c.hash == bindparam("hash"))
 _INSERT_EPISODE = sa.insert(tables.episodes)
+_NEW_EPISODE = {
+    column.name: column.default.arg
+    for column in tables.episodes.columns
+    if isinstance(column.default, sa.ColumnDefault)
+}
 _INSERT_SEGMENT = sa.insert(tables.segments)
 _UPDATE_EPISODE = sa.update(tables.episodes).where(_e.number == bindparam("_number"))
 # no segment is longer than MAX_STEPS, so that the index finds all that can reach into ticks [first, end)
@@ -53,9 +60,12 @@ def _tally(dialect: Any) -> Any:
 
 
 _TALLY = {"sqlite": _tally(sqlite), "postgresql": _tally(postgresql)}
-_ACTIVE = sa.select(_s.entry_actor, _s.exit_actor).where(_s.episode == bindparam("episode"), _s.exit_actor != NOBODY)
+_ACTIVE = sa.select(_s.index, _s.entry_actor, _s.exit_actor).where(
+    _s.episode == bindparam("episode"), _s.exit_actor != NOBODY
+)
 _BEFORE = _ACTIVE.where(_s.index < bindparam("index")).order_by(_s.index.desc()).limit(1)
 _AFTER = _ACTIVE.where(_s.index > bindparam("index")).order_by(_s.index).limit(1)
+_AROUND = sa.union_all(*(sa.select(each.subquery()) for each in (_BEFORE, _AFTER)))
 
 
 def commit_segments(
@@ -68,12 +78,23 @@ def commit_segments(
     entered, for a segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is
     known with another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
     """
-    return [_commit_segment(connection, gateway, segment, at, ns, committed_ns) for segment, at, ns in segments]
+    added: dict[str, Counter[str]] = {}
+    rows = [_commit_segment(connection, gateway, segment, at, ns, committed_ns, added) for segment, at, ns in segments]
+    for robot, tally in added.items():
+        connection.execute(_TALLY[connection.dialect.name], {"robot": robot, **tally})
+    return rows
 
 
 def _commit_segment(
-    connection: sa.Connection, gateway: int, segment: Segment, at: Journaled, received_ns: int, committed_ns: int
+    connection: sa.Connection,
+    gateway: int,
+    segment: Segment,
+    at: Journaled,
+    received_ns: int,
+    committed_ns: int,
+    tallies: dict[str, Counter[str]],
 ) -> int | None:
+    """`tallies`: by robot, what is to be added to the table of that name."""
     if connection.scalar(_KNOWN, {"id": segment.id}) is not None:
         return None
     if segment.steps > MAX_STEPS:
@@ -139,19 +160,21 @@ def _commit_segment(
         "wall_ns": time.time_ns(),
     }
     connection.execute(_UPDATE_EPISODE, {"_number": number, **changes})
-    tally = {"robot": episode["robot"], "episodes": int(episode["segments"] == 0), "newest_row": row, **added}
-    connection.execute(_TALLY[connection.dialect.name], tally)
+    tally = tallies.setdefault(episode["robot"], Counter())
+    tally.update(added, episodes=int(episode["segments"] == 0))
+    tally["newest_row"] = row
     return row
 
 
-def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
+def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping | dict[str, Any]:
     """The row of the segment's episode, entered if it is new."""
     facts = {name: getattr(segment.episode, name) for name in _FACTS}
     known = connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one_or_none()
     if known is None:
-        spec(connection, segment.episode.spec_hash)
-        connection.execute(_INSERT_EPISODE, facts)
-        return connection.execute(_EPISODE, {"id": facts["id"]}).mappings().one()
+        if connection.scalar(_SPEC_KNOWN, {"hash": segment.episode.spec_hash}) is None:
+            raise unknown_spec(segment.episode.spec_hash)
+        values = {**_NEW_EPISODE, **facts}
+        return {**values, "number": inserted_key(connection.execute(_INSERT_EPISODE, values))}
     for name, value in facts.items():
         if known[name] != value:
             raise InvalidDataError(
@@ -160,7 +183,7 @@ def _episode_of(connection: sa.Connection, segment: Segment) -> sa.RowMapping:
     return known
 
 
-def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping, segment: Segment) -> int:
+def _count_new_ticks(connection: sa.Connection, episode: sa.RowMapping | dict[str, Any], segment: Segment) -> int:
     """How many ticks of `segment` no other segment of the episode has brought yet."""
     first, end = segment.first_tick, segment.first_tick + segment.steps
     if first >= episode["end_tick"]:
@@ -178,10 +201,9 @@ def _new_interventions(connection: sa.Connection, episode: int, index: int, cont
     if control.entry == NOBODY:
         return 0
     here = {"episode": episode, "index": index}
-    before = connection.execute(_BEFORE, here).one_or_none()
-    after = connection.execute(_AFTER, here).one_or_none()
-    leave = before.exit_actor if before else NOBODY
-    entry = after.entry_actor if after else NOBODY
+    leave = entry = NOBODY
+    for other, entered, left in connection.execute(_AROUND, here):
+        leave, entry = (left, entry) if other < index else (leave, entered)
     seams = is_takeover(leave, control.entry) + is_takeover(control.exit, entry) - is_takeover(leave, entry)
     return control.takeovers + seams
 

@@ -128,8 +128,13 @@ def spec(connection: sa.Connection, spec_hash: str) -> RobotSpec:
     """The spec with this hash. Raises `InvalidDataError` if no robot ever announced it."""
     text = connection.scalar(sa.select(tables.specs.c.json).where(tables.specs.c.hash == spec_hash))
     if text is None:
-        raise InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
+        raise unknown_spec(spec_hash)
     return msgspec.json.decode(text, type=RobotSpec)
+
+
+def unknown_spec(spec_hash: str) -> InvalidDataError:
+    """What is raised about a spec that no robot announced."""
+    return InvalidDataError(f"robot spec {spec_hash} is unknown: the robot must say hello with it first.")
 
 
 def spec_hashes(connection: sa.Connection) -> tuple[str, ...]:
