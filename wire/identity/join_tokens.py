@@ -11,6 +11,7 @@ import base64
 import binascii
 import datetime
 import hashlib
+import logging
 import os
 import secrets
 import zlib
@@ -33,8 +34,11 @@ from wire.transport.keys import (
     now,
     public_path,
     read_record,
+    write_atomically,
 )
 from wire.types import Role
+
+log = logging.getLogger(__name__)
 
 _TOKENS = "tokens"
 _SECRET_BYTES = 20
@@ -87,7 +91,7 @@ def make_token(
     record = TokenRecord(name, role, _digest(secret), made, made + datetime.timedelta(minutes=minutes), teaches)
     path = _path(directory, record.digest)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record)) + b"\n", 0o600)
     told = z85.decode(load_pair(directory, GATEWAY).public) + secret + name.encode()
     return base64.urlsafe_b64encode(zlib.crc32(told).to_bytes(4, "big") + told).rstrip(b"=").decode()
 
@@ -110,25 +114,24 @@ def read_token(text: str) -> Invitation:
 
 def open_tokens(directory: Path) -> list[TokenRecord]:
     """Those that somebody could still join by, by name."""
-    found = [path for path in (directory / _TOKENS).glob("*.json") if not _user(path)]
-    read = [msgspec.json.decode(path.read_bytes(), type=TokenRecord) for path in found]
-    return sorted((token for token in read if token.expires > now()), key=lambda token: (token.name, token.expires))
+    found = [_read(path) for path in (directory / _TOKENS).glob("*.json") if not _user(path)]
+    still = (token for token in found if token is not None and token.expires > now())
+    return sorted(still, key=lambda token: (token.name, token.expires))
 
 
 def redeem(directory: Path, secret: bytes, public: str) -> KeyRecord | TokenRefusal:
     """File `public` under the name that the token with this `secret` was made for. The same key may ask again, for its
-    answer may have been lost. Raises `OSError`, and files nothing then that would not be filed again."""
+    answer may have been lost; but what was filed and taken away since is not filed again. Raises `OSError`, and files
+    nothing then that would not be filed again."""
     path = _path(directory, _digest(secret))
-    try:
-        token = msgspec.json.decode(path.read_bytes(), type=TokenRecord)
-    except (FileNotFoundError, msgspec.DecodeError):
+    if (token := _read(path)) is None:
         return TokenRefusal(RefusalReason.bad_token, "", "it brought a join token that this gateway did not make.")
     again = f"`vla-fleet keys token {token.name} --keys {directory}` makes another one."
     if not (user := _user(path)) and token.expires < now():
         text = f"its join token has expired at {token.expires:%Y-%m-%d %H:%M} UTC. {again}"
         return TokenRefusal(RefusalReason.expired_token, token.name, text)
     filed = public_path(directory, token.name)
-    if filed.exists() and read_record(filed).public != public:
+    if filed.exists() and not _is_of(filed, public):
         reason = RefusalReason.used_token if user else RefusalReason.wrong_name
         text = "was used already, by another key" if user else "is for a name that has got a key in the meantime"
         return TokenRefusal(reason, token.name, f"its join token {text}. If that was not you: revoke the key.")
@@ -139,8 +142,31 @@ def redeem(directory: Path, secret: bytes, public: str) -> KeyRecord | TokenRefu
         return TokenRefusal(RefusalReason.used_token, token.name, text)
     record = KeyRecord(token.name, token.role, public, now(), token.teaches)
     if not filed.exists():
+        was_filed = path.with_suffix(".filed")
+        if was_filed.exists() or token.expires < now():
+            text = f"its join token was used already, and the key that it was used for was taken away since. {again}"
+            return TokenRefusal(RefusalReason.used_token, token.name, text)
         file_key(directory, record)
+        was_filed.touch()
     return record
+
+
+def _read(path: Path) -> TokenRecord | None:
+    """None, and a word in the log, for a file that is no record of a token."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TokenRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.error("nobody joins by %s: %s", path, error)
+        return None
+
+
+def _is_of(filed: Path, public: str) -> bool:
+    try:
+        return read_record(filed).public == public
+    except ConfigError:
+        return False
 
 
 def _digest(secret: bytes) -> str:

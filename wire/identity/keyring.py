@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -50,7 +49,7 @@ class Keyring:
         try:
             files = self._look()
         except OSError as error:
-            # A file that vanished in between, or no file handle left: what was read last stands until the next look.
+            # No file handle left, say: what was read last stands until the next look.
             log.warning("the keys in %s could not be looked at: %s", self._directory, error)
             return
         if files == self._files:
@@ -73,14 +72,23 @@ class Keyring:
     def _look(self) -> dict[str, tuple[_Stamp, KeyRecord | None]]:
         files: dict[str, tuple[_Stamp, KeyRecord | None]] = {}
         for folder in _FOLDERS:
-            with contextlib.suppress(FileNotFoundError), os.scandir(self._directory / folder) as entries:
-                for entry in entries:
-                    if entry.name.endswith(".key"):
-                        status, known = entry.stat(), self._files.get(entry.path)
-                        stamp = status.st_ino, status.st_mtime_ns, status.st_size
-                        same = known is not None and known[0] == stamp
-                        files[entry.path] = known if known and same else (stamp, self._read(Path(entry.path)))
+            for entry in self._entries(folder):
+                try:
+                    status, known = entry.stat(), self._files.get(entry.path)
+                except FileNotFoundError:
+                    # It was taken away in between, or is a link to nothing: that says nothing of the others.
+                    continue
+                stamp = status.st_ino, status.st_mtime_ns, status.st_size
+                same = known is not None and known[0] == stamp
+                files[entry.path] = known if known and same else (stamp, self._read(Path(entry.path)))
         return files
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._directory / folder) as entries:
+                return [entry for entry in entries if entry.name.endswith(".key")]
+        except FileNotFoundError:
+            return []
 
     def _read(self, path: Path) -> KeyRecord | None:
         """What a file says; None, and a word in the log, for one that lets nobody in."""

@@ -155,7 +155,7 @@ def write_secret(directory: Path, name: str, pair: KeyPair, suffix: str = "key_s
     """Write a pair for its owner alone; its path. Raises `OSError`."""
     path = directory / f"{name}.{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path, b"%s\n%s\n%s\n" % (pair.public, pair.secret, pair.role.encode()), 0o600)
+    write_atomically(path, b"%s\n%s\n%s\n" % (pair.public, pair.secret, pair.role.encode()), 0o600)
     return path
 
 
@@ -163,7 +163,7 @@ def file_key(directory: Path, record: KeyRecord, folder: str = "public", stem: s
     """Enter `record` among those who may connect, or in another `folder`; its path. Raises `OSError`."""
     path = directory / folder / f"{stem or record.name}.key"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path, msgspec.json.format(msgspec.json.encode(record)) + b"\n", 0o644)
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(record)) + b"\n", 0o644)
     return path
 
 
@@ -238,7 +238,8 @@ def revoke(directory: Path, name: str) -> KeyRecord:
     return record
 
 
-def _write_atomically(path: Path, data: bytes, mode: int) -> None:
+def write_atomically(path: Path, data: bytes, mode: int) -> None:
+    """Write a file of which a kill leaves all or nothing. Raises `OSError`."""
     temporary = path.with_suffix(".tmp")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)

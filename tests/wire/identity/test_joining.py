@@ -224,11 +224,36 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(tmp_path: Path) -> None:
     first = redeem(tmp_path, secret, key)
     # As after a crash between the note that it was used and the filing.
     public_path(tmp_path, "robot-7").unlink()
+    next((tmp_path / "tokens").glob("*.filed")).unlink()
     again = redeem(tmp_path, secret, key)
     assert not isinstance(first, TokenRefusal) and not isinstance(again, TokenRefusal)
     assert (again.name, again.role, again.public) == ("robot-7", Role.edge, key)
     found = redeem(tmp_path, secret, other)
     assert isinstance(found, TokenRefusal) and found.reason == RefusalReason.used_token
+
+
+def test_a_key_that_was_taken_away_is_not_filed_again_by_its_token(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["gateway"])
+    secret, key = read_token(make_token(tmp_path, "robot-7", 60)).secret, "a" * 40
+    redeem(tmp_path, secret, key)
+    public_path(tmp_path, "robot-7").unlink()
+    found = redeem(tmp_path, secret, key)
+    assert isinstance(found, TokenRefusal) and "was taken away since" in found.text
+    assert not public_path(tmp_path, "robot-7").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"name": "robot-8"', b"\xff\x00"])
+def test_a_file_that_is_no_token_or_no_key_hinders_nobody(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_keys(tmp_path, ["gateway"])
+    secret = read_token(make_token(tmp_path, "robot-7", 60)).secret
+    (tmp_path / "tokens" / "half.json").write_bytes(content)
+    assert [token.name for token in open_tokens(tmp_path)] == ["robot-7"]
+    assert "nobody joins by" in caplog.text
+    public_path(tmp_path, "robot-7").write_bytes(content)
+    found = redeem(tmp_path, secret, "a" * 40)
+    assert isinstance(found, TokenRefusal) and found.reason == RefusalReason.wrong_name
 
 
 def test_a_name_that_got_a_key_in_the_meantime_keeps_it(tmp_path: Path) -> None:

@@ -83,6 +83,18 @@ def test_what_is_revoked_is_said_once_within_half_a_second(keys: Path) -> None:
     assert ring.record(public(keys, "robot-0")) is not None
 
 
+def test_a_file_that_vanishes_while_all_are_looked_at_says_nothing_of_the_others(keys: Path) -> None:
+    for name in "ab":
+        (keys / "public" / f"{name}.key").symlink_to(keys / "nowhere")
+    ring = Keyring(keys)
+    assert ring.record(public(keys, "robot-0")) is not None
+    assert ring.record(public(keys, "trainer")) is not None
+    for number in range(20):
+        (keys / "public" / f"{number}.key").symlink_to(keys / "nowhere")
+        ring.refresh(now=True)
+    assert ring.pop_ended() == {}
+
+
 def test_a_file_that_is_taken_away_or_written_over_does_not_count_any_more(keys: Path) -> None:
     ring, old, trainer = Keyring(keys), public(keys, "robot-0"), public(keys, "trainer")
     make_keys(keys.with_name("other"), ["robot-0"])
