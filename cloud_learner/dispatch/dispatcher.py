@@ -97,6 +97,7 @@ class Dispatcher:
         )
         self.jobs = JobStore(ledger, notes, self.scheduler, view, tasks, wall_ns)
         self._history = LeaseHistory(ledger, notes, self.scheduler.is_job, now_ns)
+        self._holds.on_moved = self._history.forget
         self.clients = ClientSessions(
             self.leases,
             self.scheduler,

@@ -51,6 +51,10 @@ class LeaseHistory:
         if changes:
             self._notes.submit(Note(partial(self._ledger.note_leases, changes), ordered=True))
 
+    def forget(self, robot: str) -> None:
+        """It comes from another gateway, which has ended what stood here: a lease that stands begins anew."""
+        self._open.pop(robot, None)
+
     def _kind(self, lease: Lease) -> LeaseKind | None:
         """None for what says nothing about steps: somebody beside a robot is seen by the robot's own word alone."""
         if self._is_job(lease.holder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
@@ -20,6 +21,8 @@ class RobotHolds:
     def __init__(self, ledger: Ledger, notes: Notes, leases: LeaseStore) -> None:
         """A robot that comes from another gateway refuses lower numbers than those of its `leases` there."""
         self._ledger, self._notes, self._leases = ledger, notes, leases
+        self.on_moved: Callable[[str], None] = lambda robot: None
+        """called for each robot that has come from another gateway"""
         self._heard_ns: dict[str, int] = {}
         self._next_ns = 0
 
@@ -39,7 +42,7 @@ class RobotHolds:
 
     def take(self, robot: str, taken: TakenRobots) -> str:
         """What came of `ask`: why the robot is not let in, '' when it is here."""
-        self._leases.skip_to(taken.reserved)
+        self._on_taken(taken)
         if (other := taken.elsewhere.get(robot)) is None:
             return ""
         return (
@@ -55,5 +58,9 @@ class RobotHolds:
         self._next_ns = now_ns + _KEEP_NS
         if heard:
             run = partial(self._ledger.take_robots, heard, SILENT_S, RESERVED)
-            kept = Note(run, lambda taken: self._leases.skip_to(taken.reserved), key="robots here", lasting=False)
-            self._notes.submit(kept)
+            self._notes.submit(Note(run, self._on_taken, key="robots here", lasting=False))
+
+    def _on_taken(self, taken: TakenRobots) -> None:
+        self._leases.skip_to(taken.reserved)
+        for robot in taken.moved:
+            self.on_moved(robot)

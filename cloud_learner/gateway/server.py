@@ -160,9 +160,9 @@ class Gateway:
 
     def close(self) -> None:
         """Store what has come, if storage takes it, and acknowledge that."""
-        self._versions.close()
         self.poll()
         ended = [thread.close(_CLOSE_S) for thread in self._threads]
+        ended.append(self._versions.close(_CLOSE_S))
         while self._deliver():
             pass
         self._view.on_command = lambda: None

@@ -69,10 +69,9 @@ class VersionService:
             take = self._on_arrived
             self._weights.exchange.start(lambda version: self.tasks.submit(Note(lambda: version, take)))
 
-    def close(self) -> None:
-        """No version comes from other gateways any more."""
-        if self._weights.exchange is not None:
-            self._weights.exchange.close()
+    def close(self, timeout_s: float) -> bool:
+        """No version comes from other gateways any more; whether nothing is under way."""
+        return self._weights.exchange is None or self._weights.exchange.close(timeout_s)
 
     # --- in -----------------------------------------------------------------------------------------------------
 

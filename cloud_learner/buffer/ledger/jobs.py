@@ -185,7 +185,8 @@ def take_robots(
         row = insert_into(connection, tables.robot_holds)
         row = row.on_conflict_do_update(index_elements=["robot"], set_=change)
         connection.execute(row, mine)
-    return TakenRobots(elsewhere, reserve_leases(connection, leases) if moved else 0)
+    come = tuple(robot for of_it in moved.values() for robot in of_it)
+    return TakenRobots(elsewhere, come, reserve_leases(connection, leases) if moved else 0)
 
 
 def _now_ns(connection: sa.Connection) -> int:

@@ -130,6 +130,8 @@ class TakenRobots(msgspec.Struct, frozen=True):
 
     elsewhere: dict[str, str] = {}
     """by robot: the name of the gateway that has it"""
+    moved: tuple[str, ...] = ()
+    """robots that come from another gateway"""
     reserved: int = 0
     """number after which leases are to be numbered now, 0: as before"""
 

@@ -95,7 +95,7 @@ def export(
 
     `out` appears when it is whole: it is written beside under a name that ends in `.part`. Memory holds one episode.
     Raises `ConfigError` when lerobot is missing, `out` exists, nothing matches or an option cannot work, `StorageError`
-    (`DiskFullError`, ...) when it cannot be written, `CorruptDataError` for a stored frame that cannot be decoded.
+    (`DiskFullError`, ...) when it cannot be written. An episode of which a picture cannot be decoded is left out.
     """
     out = Path(out)
     selection = selection or Selection()
@@ -200,8 +200,13 @@ class _Writer:
             data["observation.state"] = rows.state
         if self._keys:
             data["frame_time_s"] = (rows.frame_times_ns - first_ns) / 1e9
-        for camera, key in enumerate(self._keys):
-            data[key] = self._write_pictures(episode, frames[camera], rows.frame_times_ns[:, camera], camera)
+        moments: dict[str, np.ndarray] = {}
+        try:
+            for camera, key in enumerate(self._keys):
+                data[key], moments[key] = self._write_pictures(frames[camera], rows.frame_times_ns[:, camera], camera)
+        except CorruptDataError as error:
+            shutil.rmtree(self._dataset.root / "images", ignore_errors=True)
+            return self._leave_out(episode, str(error))
         try:
             with never_real_time():
                 self._dataset.save_episode(data, parallel_encoding=False)
@@ -209,6 +214,8 @@ class _Writer:
             raise StorageError(
                 f"lerobot could not write episode {episode.id} to {self._dataset.root}: {error}"
             ) from error
+        for key, found in moments.items():
+            self._moments[key].append(found)
         shutil.rmtree(self._dataset.root / "images", ignore_errors=True)
         self._check_videos(episode, len(rows))
         self.notes.append(
@@ -225,11 +232,13 @@ class _Writer:
             )
         )
         self.rows += len(rows)
+        return None
 
     def _write_pictures(
-        self, episode: EpisodeRow, frames: Mapping[int, bytes], times_ns: np.ndarray, camera: int
-    ) -> list[str]:
-        """The frame of each row, int64[R], where lerobot looks for it: it encodes and reads by content, not by name."""
+        self, frames: Mapping[int, bytes], times_ns: np.ndarray, camera: int
+    ) -> tuple[list[str], np.ndarray]:
+        """The frame of each row, int64[R], where lerobot looks for it: it encodes and reads by content, not by name.
+        With them float64[2, 3], the mean over all of `_moments_of`. Raises `CorruptDataError`."""
         image_path = of_lerobot("lerobot.datasets.utils").DEFAULT_IMAGE_PATH
         paths: list[str] = []
         moments: dict[int, np.ndarray] = {}
@@ -238,13 +247,12 @@ class _Writer:
             path = self._dataset.root / name
             if time_ns not in moments:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                moments[time_ns] = self._moments_of(episode, frames[time_ns], camera)
+                moments[time_ns] = self._moments_of(frames[time_ns], camera)
             path.write_bytes(frames[time_ns])
             paths.append(str(path))
-        self._moments[self._keys[camera]].append(np.mean([moments[time_ns] for time_ns in times_ns.tolist()], 0))
-        return paths
+        return paths, np.mean([moments[time_ns] for time_ns in times_ns.tolist()], 0)
 
-    def _moments_of(self, episode: EpisodeRow, jpeg: bytes, camera: int) -> np.ndarray:
+    def _moments_of(self, jpeg: bytes, camera: int) -> np.ndarray:
         """float64[2, 3]: mean and mean square of each colour of an image, on the scale 0 to 1."""
         spec = self._spec.cameras[camera]
         try:
@@ -253,8 +261,7 @@ class _Writer:
             image = np.zeros(())
         if image.shape != (spec.height, spec.width, 3):
             raise CorruptDataError(
-                f"episode {episode.id}: a stored frame of camera '{spec.name}' cannot be decoded to {spec.height} x "
-                f"{spec.width} pixels. Run `vla-fleet buffer verify --repair`, or leave the episode out."
+                f"a stored frame of camera '{spec.name}' cannot be decoded to {spec.height} x {spec.width} pixels"
             )
         mean, deviation = (found.ravel() / 255 for found in cv2.meanStdDev(image))
         return np.stack([mean, deviation**2 + mean**2])

@@ -100,7 +100,9 @@ class StorageThread(TaskThread):
         """Have an encoded segment stored; False when there is no room for it. `offset_ns`: the gateway's time minus the
         robot's."""
         room = min(QUEUE_BYTES - self.queued_bytes, ONE_PEER_BYTES - self._held[peer])
-        if len(data) > room and self._held[peer]:
+        # A robot of which nothing waits has its turn, as long as not all of them have it at once.
+        first = not self._held[peer] and self.queued_bytes + len(data) <= 2 * QUEUE_BYTES
+        if len(data) > room and not first:
             return False
         with self.lock:
             self._segments.append(_WaitingSegment(peer, data, received_ns, offset_ns))

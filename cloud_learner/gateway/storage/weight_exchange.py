@@ -52,11 +52,12 @@ class WeightExchange:
         """A robot asks for this version, which is not here."""
         self._wanted.put(row)
 
-    def close(self) -> None:
-        """End, after the request that is under way."""
+    def close(self, timeout_s: float) -> bool:
+        """End after the request that is under way, or give up on it; whether it has ended."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._over.wait(self._look_s):

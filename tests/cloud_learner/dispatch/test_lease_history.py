@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger import jobs, tables
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.lease_history import CRASH_SLACK_NS, LeaseHistory
 from cloud_learner.dispatch.notes import Note
+from cloud_learner.dispatch.robot_holds import SILENT_S, RobotHolds
 from hal.resource.lease import Priority
 from wire.types import Lease
 
@@ -53,6 +54,12 @@ class Queue:
     def step(self) -> None:
         while self.waiting:
             self.waiting.pop(0).run()
+
+
+class Reserved:
+    """Numbers of leases, which nobody asks for."""
+
+    def skip_to(self, number: int) -> None: ...
 
 
 class Noted:
@@ -124,3 +131,24 @@ def test_what_a_killed_gateway_left_open_ends_with_it(ledger: Ledger) -> None:
     # Started again at once, it ended no later than now.
     history(ledger, 3602)
     assert rows(ledger)[1:] == [("r1", 1, "web-1", "person", 3601, 3602)]
+
+
+def test_a_lease_that_stands_begins_anew_when_its_robot_comes_back_from_another_gateway(ledger: Ledger) -> None:
+    ledger.gateway = ledger.claim_journal("here", "a", False)
+    other = ledger.claim_journal("there", "b", False)
+    queue = Queue()
+    history = LeaseHistory(ledger, queue, lambda holder: False, 0)
+    holds = RobotHolds(ledger, queue, Reserved())
+    holds.on_moved = history.forget
+    ledger.take_robots(["r1"], SILENT_S, 1)
+    history.note([lease(1)], 10 * S)
+    queue.step()
+    with ledger.writing() as connection:
+        jobs.take_robots(connection, other, ["r1"], 0.0, 1)
+    history.note([lease(1)], 20 * S)
+    assert holds.take("r1", ledger.take_robots(["r1"], 0.0, 1)) == ""
+    history.note([lease(1)], 30 * S)
+    queue.step()
+    history.note([], 40 * S)
+    queue.step()
+    assert [(begin, end) for *_, begin, end in rows(ledger)] == [(10, 10), (30, 40)]

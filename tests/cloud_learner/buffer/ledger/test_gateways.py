@@ -122,3 +122,5 @@ def test_each_ends_its_own_leases_in_the_history_and_those_of_robots_that_it_tak
     assert spans() == [(1000, 1000), (3000, 10**15)]
     second.end_leases(3005, 10)
     assert spans() == [(1000, 1000), (3000, 3005)]
+    back = first.take_robots(["r1"], 0.0, 1000)
+    assert (back.moved, first.take_robots(["r1"], 0.0, 1000).moved) == (("r1",), ())

@@ -28,7 +28,7 @@ from tests.cloud_learner.buffer.lerobot.lerobot_samples import (
 )
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from tests.extras import needs
-from wire.errors import ConfigError, CorruptDataError, DiskFullError, StorageError
+from wire.errors import ConfigError, DiskFullError, StorageError
 from wire.messages.gateway import CameraFrames
 
 __all__ = ["buffer", "hub_cache"]
@@ -304,9 +304,14 @@ def test_a_stored_frame_that_is_none(buffer: Buffer, tmp_path: Path) -> None:
     frames = segment.frames["camera1"]
     broken = CameraFrames(frames.times_ns, (frames.encoded[0], b"\xff\xd8\xff no picture", *frames.encoded[2:]))
     buffer.add((msgspec.structs.replace(segment, frames={**segment.frames, "camera1": broken}),))
-    with pytest.raises(CorruptDataError, match="episode e: a stored frame of camera 'camera1' cannot be decoded"):
+    with pytest.raises(ConfigError, match="e: a stored frame of camera 'camera1' cannot be decoded"):
         export(buffer.ledger, buffer.store, SPEC, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
+    # The others are exported, and their statistics know nothing of it.
+    buffer.add(fake_episode(SPEC, "f", steps=8, seed=1))
+    done = export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", video=False)
+    assert [(one.episode, "cannot be decoded" in one.reason) for one in done.left_out] == [("e", True)]
+    assert (done.episodes, done.rows) == (1, 8)
 
 
 def test_a_video_that_lost_frames_is_noticed(buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,8 +238,9 @@ def test_one_peer_cannot_take_all_the_room(desk: Desk, monkeypatch: pytest.Monke
     monkeypatch.setattr(storage_thread, "ONE_PEER_BYTES", 2 * size + 100)
     assert [desk.send(segment, "r1") for segment in segments][:3] == [True, True, False]
     assert desk.send(segments[0], "r2")
-    monkeypatch.setattr(storage_thread, "QUEUE_BYTES", 10)
+    monkeypatch.setattr(storage_thread, "QUEUE_BYTES", 2 * size + 100)
     assert desk.send(segments[1], "r3"), "the first of each finds room: or nobody would hear that storage is back"
+    assert not desk.send(segments[1], "r4"), "but not of however many"
     desk.drain()
     assert desk.thread.queued_bytes == 0
 
