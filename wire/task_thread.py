@@ -1,4 +1,4 @@
-"""A thread that works off what the gateway's loop hands to it, and hands back what came of it."""
+"""A thread that works off what a loop hands to it, and hands back what came of it: so the loop waits for no disk."""
 
 from __future__ import annotations
 
@@ -9,14 +9,30 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-
-from cloud_learner.dispatch.notes import Note
+from dataclasses import dataclass
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 _FAILED_S = 0.1
 Result = Callable[[], None]
 """what the loop has to do about something that is done"""
+
+
+def _ignore(_: object) -> None:
+    """Nobody has to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something to do that may have to wait."""
+
+    run: Callable[[], Any]
+    """in the thread"""
+    done: Callable[[Any], None] = _ignore
+    """in the loop, with what `run` returned"""
+    failed: Callable[[Exception], None] = _ignore
+    """in the loop, each time that it could not be done"""
 
 
 class TaskThread(ABC):
@@ -48,7 +64,8 @@ class TaskThread(ABC):
         return time.monotonic() - began_s if began_s else 0.0
 
     def start(self) -> None:
-        """Have a thread do the work from now on. A daemon: a database that is silent must not keep the gateway."""
+        """Have a thread do the work from now on. A daemon: a disk or database that is silent must not keep
+        the process."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -101,16 +118,25 @@ class TaskThread(ABC):
 
 
 class TaskQueue(TaskThread):
-    """One task after the other."""
+    """One task after the other. `submit` and `poll` are for the loop."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._tasks: deque[Note] = deque()
+        self._tasks: deque[Task] = deque()
 
-    def submit(self, task: Note) -> None:
+    def submit(self, task: Task) -> None:
         with self.lock:
             self._tasks.append(task)
             self.lock.notify()
+
+    def poll(self) -> None:
+        """Handle what came back; without a thread do before that what waits, one after the other."""
+        while True:
+            if self.inline:
+                self.step()
+            if (result := self.pop_result()) is None:
+                return
+            result()
 
     def step(self) -> bool:
         with self.lock:
