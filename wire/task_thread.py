@@ -33,6 +33,8 @@ class Task:
     """in the loop, with what `run` returned"""
     failed: Callable[[Exception], None] = _ignore
     """in the loop, each time that it could not be done"""
+    wakes: bool = True
+    """whether the loop is told that it is done; else it hears of it when it polls the next time"""
 
 
 class TaskThread(ABC):
@@ -91,10 +93,11 @@ class TaskThread(ABC):
     def pause_s(self) -> float | None:
         """For how long there is nothing to do: 0.0: there is something, None: until more comes. With `lock` held."""
 
-    def hand_back(self, *results: Result) -> None:
+    def hand_back(self, *results: Result, wakes: bool = True) -> None:
         """Let the loop have these."""
         self._results.extend(results)
-        self.on_result()
+        if wakes:
+            self.on_result()
 
     def _run(self) -> None:
         while True:
@@ -132,11 +135,11 @@ class TaskQueue(TaskThread):
     def poll(self) -> None:
         """Handle what came back; without a thread do before that what waits, one after the other."""
         while True:
-            if self.inline:
+            if self._thread is None:
                 self.step()
-            if (result := self.pop_result()) is None:
+            if not self._results:
                 return
-            result()
+            self._results.popleft()()
 
     def step(self) -> bool:
         with self.lock:
@@ -146,9 +149,9 @@ class TaskQueue(TaskThread):
         try:
             found = task.run()
         except Exception as error:  # noqa: BLE001 - whoever submitted it says what it means
-            self.hand_back(functools.partial(task.failed, error))
+            self.hand_back(functools.partial(task.failed, error), wakes=task.wakes)
         else:
-            self.hand_back(functools.partial(task.done, found))
+            self.hand_back(functools.partial(task.done, found), wakes=task.wakes)
         return True
 
     def pause_s(self) -> float | None:

@@ -31,8 +31,6 @@ _MOST_BYTES = 2 * _HOLD_BYTES
 """when so much waits nothing more is taken from control, which then records nothing more"""
 _STEP_BYTES = 1024
 """what a step takes in memory beside its pictures, or less"""
-_RETRY_NS = 100_000_000
-"""between two tries to write what the disk did not take"""
 
 
 class _Waiting(NamedTuple):
@@ -73,7 +71,6 @@ class EpisodeRecorder:
         """the first of them is being written"""
         self._write_fault = ""
         """why it could not be; '' once it was"""
-        self._retry_ns = 0
         self._slow_fault = ""
         """what waits for the disk waits for too long; until all of it is written"""
         self.storage_fault = ""
@@ -168,11 +165,13 @@ class EpisodeRecorder:
     def _store_next(self) -> None:
         """Have the first of what waits written, or see whether a spool that was full has room again."""
         troubled = bool(self.storage_fault)
-        if self._storing or not (self._unspooled or troubled) or (troubled and self._clock.now_ns() < self._retry_ns):
+        if self._storing or not (self._unspooled or troubled):
             return
         self._storing = True
         first = self._unspooled[0] if self._unspooled else None
-        self._disk.submit(Task(partial(self._store, first, troubled), self._on_stored, self._on_failed))
+        # What fails is tried again at the pace of the loop.
+        wakes = len(self._unspooled) > 1 and not troubled
+        self._disk.submit(Task(partial(self._store, first, troubled), self._on_stored, self._on_failed, wakes))
 
     def _store(self, waiting: _Waiting | None, troubled: bool) -> bool:
         """For the thread of the disk; whether there was one to be written."""
@@ -192,11 +191,8 @@ class EpisodeRecorder:
         self._storing, self._write_fault = False, ""
         if written:
             self._unspooled_bytes -= self._unspooled.popleft().size
-        else:
-            self._retry_ns = self._clock.now_ns() + _RETRY_NS
         self._check_storage()
         if self._unspooled:
-            self._retry_ns = 0
             self._store_next()
 
     def _on_failed(self, error: Exception) -> None:
@@ -205,7 +201,6 @@ class EpisodeRecorder:
         if not isinstance(error, StorageError):
             raise error
         self._write_fault = str(error)
-        self._retry_ns = self._clock.now_ns() + _RETRY_NS
         self._check_storage()
 
     def _check_storage(self) -> None:

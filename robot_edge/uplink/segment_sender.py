@@ -160,6 +160,10 @@ class SegmentSender:
             return False
         episode, place = found
         segment_id = f"{episode.id}/{place.number}"
+        # Behind what is being read, for of an episode order is kept.
+        if not self._reading and (message := self._spool.at_hand(episode, place)) is not None:
+            self._ready[segment_id] = _Loaded(place, message)
+            return True
         self._reading[segment_id] = place
         self._reading_bytes += place.size
         on_read = partial(self._on_read, segment_id)

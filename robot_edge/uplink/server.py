@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from robot_edge.uplink.gateway_link import GatewayLink
 from robot_edge.uplink.segment_sender import SegmentSender
 from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
-from robot_edge.uplink.sticky_commands import StickyCommands
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name

@@ -111,6 +111,8 @@ class Spool:
             counters = dict(self._db.execute("SELECT name, value FROM counters"))
         except sqlite3.Error as error:
             raise self._explain(error) from error
+        self._fresh: tuple[int, Segment] | None = None
+        """the row that was put in last, and what it is"""
         self.steps_recorded: int = counters.get("steps", 0)
         """steps ever put in, acknowledged or not"""
         self.dropped = Dropped(*(counters.get(f"dropped_{name}", 0) for name in Dropped._fields))
@@ -159,6 +161,7 @@ class Spool:
         except sqlite3.Error as error:
             raise self._explain(error) from error
         place = SpooledSegment(put.lastrowid or 0, segment.index, len(data))
+        self._fresh = place.row, segment
         self.index.add(episode, place, segment.steps, kept, segment.last, begun)
         self.steps_recorded += segment.steps
         self._keep_quota()
@@ -180,6 +183,11 @@ class Spool:
             self.begin(episode)
         return found
 
+    def at_hand(self, episode: SpooledEpisode, segment: SpooledSegment) -> Segment | None:
+        """As `load`, for any thread, where it needs no disk: what was put in last, of an episode that stays anyway."""
+        fresh = self._fresh
+        return fresh[1] if fresh and fresh[0] == segment.row and (episode.kept or episode.begun) else None
+
     def ending(self) -> Segment | None:
         """The `ending` that was put last: whoever opens the spool finds the end of what a dead process recorded."""
         found = self._db.execute("SELECT ending FROM running").fetchone()
@@ -191,14 +199,14 @@ class Spool:
             return
         # With it those that come next: a flush takes as long as it takes to send one.
         begun = [episode, *(one for one in self.index.next_to_begin(_BEGUN_AT_ONCE) if one is not episode)]
-        for one in begun:
-            one.begun = True
         try:
             with self._db:
                 self._db.executemany("INSERT OR IGNORE INTO begun VALUES (?)", [(one.id,) for one in begun])
         except sqlite3.Error as error:
             # To send is what makes room again.
             log.error("%s", self._explain(error))
+        for one in begun:
+            one.begun = True
 
     def forget(self, ids: tuple[str, ...]) -> None:
         """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped, when even the reserve is used."""

@@ -12,8 +12,6 @@ from wire.task_thread import Task, TaskQueue
 
 log = logging.getLogger(__name__)
 
-_FORGET_AGAIN_NS = 100_000_000
-"""between two tries to forget what is acknowledged"""
 _REPORT_NS = 10_000_000_000
 """between two words on what was dropped"""
 
@@ -28,7 +26,6 @@ class SpoolThread(TaskQueue):
         self._robot, self._spool, self._clock = name, spool, clock
         self._acknowledged: list[str] = []
         self._forgetting = False
-        self._forget_ns = 0
         self._reported = spool.reported
         """what people were told of what was dropped, also when that is not noted yet"""
         self._report_ns = 0
@@ -45,7 +42,7 @@ class SpoolThread(TaskQueue):
             return ""
         news = Dropped(*(now - then for now, then in zip(dropped, self._reported, strict=True)))
         self._reported, self._report_ns = dropped, now_ns + _REPORT_NS
-        self.submit(Task(partial(self._spool.note_reported, dropped), failed=self._log_fault))
+        self.submit(Task(partial(self._spool.note_reported, dropped), failed=self._log_fault, wakes=False))
         return (
             f"the spool had no room (quota {self._spool.max_bytes / 1e9:.3g} GB): dropped {news.episodes} episodes of "
             f"the policy alone, {news.steps} steps, {news.bytes / 1e6:.1f} MB; {dropped.steps} steps in all. Give it "
@@ -53,17 +50,17 @@ class SpoolThread(TaskQueue):
         )
 
     def poll(self) -> None:
-        if self._acknowledged and not self._forgetting and self._clock.now_ns() >= self._forget_ns:
+        if self._acknowledged and not self._forgetting:
             ids, self._acknowledged, self._forgetting = tuple(self._acknowledged), [], True
             forget = partial(self._spool.forget, ids)
-            self.submit(Task(forget, self._on_forgotten, partial(self._on_not_forgotten, ids)))
+            self.submit(Task(forget, self._on_forgotten, partial(self._on_not_forgotten, ids), wakes=False))
         super().poll()
 
     def _on_forgotten(self, _: None) -> None:
         self._forgetting = False
 
     def _on_not_forgotten(self, ids: tuple[str, ...], error: Exception) -> None:
-        self._forgetting, self._forget_ns = False, self._clock.now_ns() + _FORGET_AGAIN_NS
+        self._forgetting = False
         self._acknowledged = [*ids, *self._acknowledged]
         self._log_fault(error)
 

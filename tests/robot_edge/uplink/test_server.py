@@ -225,7 +225,7 @@ def test_a_full_disk_holds_the_robot_and_drops_nothing(desk: Desk, monkeypatch: 
     told = desk.to_control()
     assert [m.reason for m in told if isinstance(m, Nack)] == ["the disk is full"]
     monkeypatch.setattr(desk.uplink.spool, "put", put)
-    desk.pass_time(0.1)
+    desk.uplink.poll()
     assert [m.reason for m in desk.to_control() if isinstance(m, Nack)] == [""]
     assert len(segments(desk.received())) == 1
 
@@ -554,7 +554,7 @@ def test_a_full_disk_that_cannot_even_forget_keeps_what_is_acknowledged(
     assert len(desk.uplink.spool) == 3
     monkeypatch.setattr(desk.uplink.spool, "forget", forget)
     desk.server.send("robot-0", Ack(ids[2:]))
-    desk.pass_time(0.1)
+    desk.uplink.poll()
     assert len(desk.uplink.spool) == 0
 
 
