@@ -17,7 +17,9 @@ from robot_edge.runtime.process_group import POLL_S, record_channel
 from robot_edge.uplink import episode_recorder
 from robot_edge.uplink.server import Uplink
 from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.spool_index import is_kept
 from tests import samples
+from tests.robot_edge.uplink.deliveries import World
 from tests.robot_edge.uplink.test_episode_recorder import UPLINK, running, spooled, until
 from tests.robot_edge.uplink.test_server import SECOND, Desk, fetch, segments, version
 from tests.robot_edge.uplink.test_spool import SIZE, episode
@@ -317,9 +319,51 @@ def test_beats_and_commands_pass_a_disk_that_blocks_for_seconds(
         assert [index for seed, index in order if seed == 500_000 + number] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_with_threads_nothing_is_lost_doubled_or_torn_while_there_is_too_little_room(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    world = World(tmp_path, seed, spool_bytes=60_000)
+    put: dict[str, Segment] = {}
+    spool, really_put = world.uplink.spool, world.uplink.spool.put
+
+    def put_slowly(segment: Segment, ending: Segment | None = None) -> None:
+        time.sleep(draw.choice((0.0, 0.0, 0.003)))
+        really_put(segment, ending)
+        put[segment.id] = segment
+
+    spool.put = put_slowly  # type: ignore[method-assign]
+    world.uplink.start()
+    for _ in range(1500):
+        if not world.script:
+            steps = draw.randrange(5, 45)
+            world.record(steps, range(2, 4) if draw.random() < 0.1 else range(0))
+        if draw.random() < 0.005:
+            world.gateway.stands_still = not world.gateway.stands_still
+        world.tick()
+        time.sleep(0.0003)
+    world.gateway.stands_still = False
+    world.uplink.control_gone()
+    deadline_s = time.monotonic() + 60
+    while len(spool) or world.uplink._recorder.unspooled:
+        assert time.monotonic() < deadline_s
+        world.tick()
+        time.sleep(0.001)
+    world.close()
+    stored = world.gateway.stored
+    missing = [segment for name, segment in put.items() if name not in stored]
+    assert spool.dropped.steps == sum(segment.steps for segment in missing) > 0
+    assert spool.steps_recorded == sum(segment.steps for segment in put.values())
+    assert not any(is_kept(segment) for segment in missing)
+    for name in {segment.episode.id for segment in put.values()}:
+        there = [segment.index for segment in stored.values() if segment.episode.id == name]
+        assert there in ([], sorted(s.index for s in put.values() if s.episode.id == name)), "whole, and in order"
+
+
 SLOW = """
 import random, time
 from robot_edge.uplink.spool import Spool
+from robot_edge.uplink.spool_index import is_kept
 really = Spool.put
 def put(self, segment, ending=None):
     time.sleep(random.uniform(0, 0.2))
