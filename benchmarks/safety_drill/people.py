@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.safety_drill.plant import CALM, PERIOD_S, Plant
-from robot_edge.uplink.sticky_commands import StickyCommands
+from robot_edge.operators.sticky_commands import StickyCommands
 from wire.clock import Clock
 from wire.messages.gateway import OperatorCommand
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-
-def _ignore(_: object) -> None:
-    """Nobody has to know."""
+from wire.task_thread import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Something to do in the ledger. What belongs together is one note; those of a turn share a transaction."""
+class Note(Task):
+    """Something to do in the ledger. What belongs together is one note; those of a turn share a transaction.
 
-    run: Callable[[], Any]
-    """in the thread of storage, again when the transaction was undone: it changes nothing but the ledger"""
-    done: Callable[[Any], None] = _ignore
-    """in the loop, with what `run` returned, once it is on the device"""
-    failed: Callable[[Exception], None] = _ignore
-    """in the loop, each time that it could not be done"""
+    Its `run` is called again when the transaction was undone, so it changes nothing but the ledger; `done` is called
+    once it is on the device.
+    """
+
     key: str = ""
     """of those that wait under one key the newest is done, in the place of the oldest; '': of no other"""
     lasting: bool = True

@@ -33,10 +33,8 @@ from cloud_learner.gateway.segment_intake import SegmentIntake
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.storage_thread import StorageThread
-from cloud_learner.gateway.storage.task_thread import TaskThread
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.gateway.version_service import VersionService
-from cloud_learner.gateway.wakeup import Wakeup
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock, clock_name
 from wire.codec import Undecoded, decode
@@ -64,7 +62,9 @@ from wire.messages.gateway import (
     VersionActivated,
     WeightBytes,
 )
+from wire.task_thread import TaskThread
 from wire.types import CALLERS, RobotSpec, Role
+from wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from collections import Counter, deque
 import msgspec
 
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, event_budget
-from cloud_learner.gateway.wakeup import Wakeup
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
 from wire.identity.permissions import Port, may_send
@@ -30,6 +29,7 @@ from wire.stop_state import StopState, new_stop_id
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.zmq_channel import ZmqServer, wait_any
 from wire.types import OperatorCommandKind
+from wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
-from cloud_learner.gateway.storage.task_thread import TaskQueue
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
@@ -27,6 +26,7 @@ from wire.messages.gateway import (
     VersionAvailable,
     WeightBytes,
 )
+from wire.task_thread import Task, TaskQueue
 from wire.types import PolicyVersion, Role
 
 _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
@@ -67,7 +67,7 @@ class VersionService:
         """Have versions of other gateways come, where there are others."""
         if self._weights.exchange is not None:
             take = self._on_arrived
-            self._weights.exchange.start(lambda version: self.tasks.submit(Note(lambda: version, take)))
+            self._weights.exchange.start(lambda version: self.tasks.submit(Task(lambda: version, take)))
 
     def close(self, timeout_s: float) -> bool:
         """No version comes from other gateways any more; whether nothing is under way."""
@@ -82,7 +82,7 @@ class VersionService:
             if known is not None:
                 self._channel.send(peer, Published(known.number))
 
-        self.tasks.submit(Note(partial(self._weights.begin, publish), begun, partial(self._refuse, peer)))
+        self.tasks.submit(Task(partial(self._weights.begin, publish), begun, partial(self._refuse, peer)))
 
     def receive(self, peer: str, part: WeightBytes) -> None:
         """A part of a version that was offered."""
@@ -102,12 +102,12 @@ class VersionService:
             self._taken(peer, size)
             self._refuse(peer, error)
 
-        self.tasks.submit(Note(partial(self._weights.receive, part), received, refused))
+        self.tasks.submit(Task(partial(self._weights.receive, part), received, refused))
 
     def when_received(self, peer: str, then: Callable[[], None]) -> None:
         """Call `then` when all parts that `peer` sent before are written: a trainer sends no more ahead of that."""
         if peer in self._upload_bytes:
-            self.tasks.submit(Note(lambda: None, lambda _: then()))
+            self.tasks.submit(Task(lambda: None, lambda _: then()))
         else:
             then()
 
@@ -149,7 +149,7 @@ class VersionService:
             else:
                 self._send(peer, version)
 
-        self.tasks.submit(Note(partial(self._weights.version, number), found, partial(self._refuse, peer)))
+        self.tasks.submit(Task(partial(self._weights.version, number), found, partial(self._refuse, peer)))
 
     def announce_newest(self, peer: str, role: str) -> None:
         """`peer` has just said hello."""
@@ -173,7 +173,7 @@ class VersionService:
             self._fetched(peer)
             self._refuse(peer, error)
 
-        self.tasks.submit(Note(partial(self._weights.serve, request), answer, refuse))
+        self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
 
     def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
         """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""

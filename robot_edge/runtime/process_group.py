@@ -161,15 +161,16 @@ def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | int) 
     """
     shutdown = ShutdownSignal()
     early = False
+    uplink.start()
     while not shutdown.requested:
-        wait_any([gateway, *local], 0.0 if early else POLL_S)
+        wait_any([gateway, uplink.wakeup.fd, *local], 0.0 if early else POLL_S)
         early = uplink.poll()
     while uplink.poll():
         pass
     uplink.control_gone()
     deadline = time.monotonic() + DRAIN_S
     while not uplink.drained and time.monotonic() < deadline:
-        wait_any([gateway], 0.02)
+        wait_any([gateway, uplink.wakeup.fd], 0.02)
         uplink.poll()
     if not uplink.drained:
         log.warning("robot '%s': %d segments stay in the spool until next time.", uplink.name, len(uplink.spool))

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_index import SpooledSegment
 from wire.clock import Clock
-from wire.messages.gateway import FIRST_CREDIT_BYTES
+from wire.messages.gateway import FIRST_CREDIT_BYTES, Segment
+from wire.task_thread import Task, TaskQueue
 from wire.transport.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -30,11 +33,18 @@ _POLL_NS = SECOND // 50
 """so long at most in one poll"""
 
 
+class _Loaded(NamedTuple):
+    """A segment that lies in the spool, in memory."""
+
+    place: SpooledSegment
+    message: Segment
+
+
 @dataclass(slots=True)
 class _Sent:
-    """A segment under way."""
+    """A segment under way, kept so that nobody waits for the disk to send it again."""
 
-    segment: SpooledSegment
+    loaded: _Loaded
     first_ns: int
     """when it was sent first"""
     sent_ns: int
@@ -46,14 +56,19 @@ class SegmentSender:
 
     The window is what may be under way: within the gateway's credit, it grows while answers come soon and halves when
     they are late, so little lies in queues that what comes next, or a heartbeat, would have to wait behind.
+
+    What the window has room for is read by tasks of `disk`, and sent when it is here.
     """
 
-    def __init__(self, spool: Spool, gateway: Channel, clock: Clock) -> None:
-        self._spool, self._gateway, self._clock = spool, gateway, clock
+    def __init__(self, spool: Spool, disk: TaskQueue, gateway: Channel, clock: Clock) -> None:
+        self._spool, self._disk, self._gateway, self._clock = spool, disk, gateway, clock
         self._under_way: dict[str, _Sent] = {}
         """by id, in the order of sending"""
-        self._again: dict[str, SpooledSegment] = {}
-        """by id: were under way when the connection was cut"""
+        self._reading: dict[str, SpooledSegment] = {}
+        """by id: the spool was asked for them"""
+        self._reading_bytes = 0
+        self._ready: dict[str, _Loaded] = {}
+        """by id: come next, for they are read, or were under way when the connection was cut"""
         self.bytes_under_way = 0
         """sent and not answered"""
         self.resent = 0
@@ -74,8 +89,8 @@ class SegmentSender:
 
     def on_connected(self) -> None:
         """A gateway has let this robot in, perhaps another one: what was under way is sent again, in order and once."""
-        again = {segment_id: sent.segment for segment_id, sent in self._under_way.items()}
-        self._again = {**again, **self._again}
+        again = {segment_id: sent.loaded for segment_id, sent in self._under_way.items()}
+        self._ready = {**again, **self._ready}
         self._under_way.clear()
         self.bytes_under_way = 0
         self._least_trip_ns = 0
@@ -95,7 +110,8 @@ class SegmentSender:
         """These need not be sent any more."""
         now_ns = self._clock.now_ns()
         for segment_id in ids:
-            self._again.pop(segment_id, None)
+            self._pop_reading(segment_id)
+            self._ready.pop(segment_id, None)
             if (sent := self._under_way.pop(segment_id, None)) is None:
                 continue
             self._timeout_ns = 0
@@ -103,13 +119,13 @@ class SegmentSender:
             trip_ns = now_ns - max(sent.first_ns, self._heard_again_ns)
             if sent.sent_ns == sent.first_ns:
                 self._answered_ns = max(self._answered_ns, sent.sent_ns)
-                self._measure(trip_ns, sent.segment.size, now_ns)
+                self._measure(trip_ns, sent.loaded.place.size, now_ns)
             else:
                 if self._refused_ns < sent.first_ns:
                     # Answers take longer than was thought.
                     self._trip_ns = max(self._trip_ns, trip_ns)
                 self._tries = min(_MOST_TRIES, 2 * self._tries)
-            self.bytes_under_way -= sent.segment.size
+            self.bytes_under_way -= sent.loaded.place.size
 
     def on_refused(self) -> None:
         """Something that is under way could not be stored, and has to come again."""
@@ -122,48 +138,67 @@ class SegmentSender:
             self._resend(now_ns)
         while now_ns - started_ns < _POLL_NS and self._send_next(now_ns):
             now_ns = self._clock.now_ns()
-        idle = not self._again and self._spool.index.next() is None
+        idle = not (self._ready or self._reading) and self._spool.index.next() is None
         self._spool.sends_at_once = idle and self._may_send(0, now_ns)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _send_next(self, now_ns: int) -> bool:
-        """Whether something was sent, and there may be more."""
-        if self._again:
-            segment_id, segment = next(iter(self._again.items()))
-            if not self._may_send(segment.size, now_ns):
-                return False
-            if not self._send(segment_id, segment, now_ns):
-                return False
-            del self._again[segment_id]
-            return True
-        if (found := self._spool.index.next()) is None:
+        """Whether something was sent or asked for, and there may be more."""
+        if not self._ready:
+            return self._read_next(now_ns)
+        segment_id, loaded = next(iter(self._ready.items()))
+        if not self._may_send(loaded.place.size, now_ns) or not self._send(segment_id, loaded, now_ns):
             return False
-        episode, segment = found
-        if not self._may_send(segment.size, now_ns):
-            return False
-        self._spool.begin(episode)
-        if not self._send(f"{episode.id}/{segment.number}", segment, now_ns):
-            return False
-        self._spool.index.pop()
+        del self._ready[segment_id]
         return True
 
-    def _send(self, segment_id: str, segment: SpooledSegment, now_ns: int) -> bool:
-        """False when the connection does not take it."""
-        message = self._spool.get(segment.row)
-        if message is None:
+    def _read_next(self, now_ns: int) -> bool:
+        """Have the next one read that may be sent; whether there is one."""
+        found = self._spool.index.pop(lambda size: self._may_send(size, now_ns))
+        if found is None:
+            return False
+        episode, place = found
+        segment_id = f"{episode.id}/{place.number}"
+        # Behind what is being read, for of an episode order is kept.
+        if not self._reading and (message := self._spool.at_hand(episode, place)) is not None:
+            self._ready[segment_id] = _Loaded(place, message)
             return True
-        if not self._gateway.send(message):
+        self._reading[segment_id] = place
+        self._reading_bytes += place.size
+        on_read = partial(self._on_read, segment_id)
+        self._disk.submit(Task(partial(self._spool.load, episode, place), on_read, self._on_failed))
+        self._disk.poll()
+        return True
+
+    def _on_read(self, segment_id: str, message: Segment | None) -> None:
+        place = self._pop_reading(segment_id)
+        # Dropped, or acknowledged to an earlier process, while it was read.
+        if place is not None and message is not None:
+            self._ready[segment_id] = _Loaded(place, message)
+
+    def _on_failed(self, error: Exception) -> None:
+        """What cannot be read is not sent, and must not be lost from sight: whoever starts this process tries again."""
+        raise error
+
+    def _pop_reading(self, segment_id: str) -> SpooledSegment | None:
+        if (place := self._reading.pop(segment_id, None)) is not None:
+            self._reading_bytes -= place.size
+        return place
+
+    def _send(self, segment_id: str, loaded: _Loaded, now_ns: int) -> bool:
+        """False when the connection does not take it."""
+        if not self._gateway.send(loaded.message):
             return False
         before = self._under_way.pop(segment_id, None)
         if before is None:
-            self.bytes_under_way += segment.size
-        self._under_way[segment_id] = _Sent(segment, before.first_ns if before else now_ns, now_ns)
+            self.bytes_under_way += loaded.place.size
+        self._under_way[segment_id] = _Sent(loaded, before.first_ns if before else now_ns, now_ns)
         return True
 
     def _may_send(self, size: int, now_ns: int) -> bool:
-        if self.bytes_under_way:
-            return self.bytes_under_way + size <= min(self._credit, self._window)
+        if taken := self.bytes_under_way + self._reading_bytes:
+            return taken + size <= min(self._credit, self._window)
         return self._may_try(now_ns)
 
     def _may_try(self, now_ns: int) -> bool:
@@ -188,7 +223,7 @@ class SegmentSender:
                     continue
                 tries -= 1
                 self._timeout_ns, self._resend_ns = backoff_ns, now_ns
-            if not self._send(segment_id, sent.segment, now_ns):
+            if not self._send(segment_id, sent.loaded, now_ns):
                 return
             self.resent += 1
 

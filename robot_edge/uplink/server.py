@@ -4,6 +4,8 @@ One outbound line to the gateway. When it is cut the robot works on and the spoo
 drains. Nothing is forgotten before it is acknowledged, but for what the spool has no room for and nobody acted in but
 the policy (`robot_edge.uplink.spool`). Heartbeats and what people see go first, then segments, in the spool's order,
 then pictures.
+
+The loop waits for no disk: two threads do what may have to, one with the spool, one with the files of weights.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from pathlib import Path
 
 import msgspec
 
+from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from robot_edge.uplink.gateway_link import GatewayLink
 from robot_edge.uplink.segment_sender import SegmentSender
 from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
-from robot_edge.uplink.sticky_commands import StickyCommands
+from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weight_client import WeightClient
 from wire.clock import Clock, clock_name
-from wire.errors import StorageError
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
@@ -53,23 +55,28 @@ from wire.messages.local import (
     StepRecorded,
 )
 from wire.transport.channel import Channel
+from wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
 _SLICE_NS = 50_000_000
 """so long messages of one channel are handled before the next one is looked at"""
-_REPORT_NS = 10_000_000_000
-"""between two words on what was dropped"""
 _PREVIEW_S = 0.1
 """between two pictures for people while somebody looks"""
 _UNWATCHED_S = 1.0
 """the same while nobody does: a page that is opened has something to show"""
 _LARGER_NS = 1_000_000_000
 """for so long after a larger picture no small one is sent in its place"""
+_CLOSE_S = 3.0
+"""so long a disk that does not answer is waited for in the end"""
 
 
 class Uplink:
-    """`poll` does all there is to do now and returns."""
+    """`poll` does all there is to do now and returns.
+
+    `start` has threads wait for the disk meanwhile. Without them `poll` does their work itself, before it returns: for
+    tests, and robots within one process.
+    """
 
     def __init__(
         self,
@@ -87,8 +94,12 @@ class Uplink:
         told of stops. `spool_bytes`: as of `Spool`. Raises `StorageError`."""
         self.name = name
         self.spool = Spool(directory / "spool.sqlite", spool_bytes)
+        """only its thread reads or writes it once there is one"""
+        self.wakeup = Wakeup()
+        """rings when a thread is done with something"""
+        self._disk = SpoolThread(name, self.spool, clock)
         self.link = GatewayLink(name, gateway, clock)
-        self.sender = SegmentSender(self.spool, gateway, clock)
+        self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
         self.weights = WeightClient(directory / "weights", gateway, clock)
         self.stopping = False
         self.status: EdgeStatus | None = None
@@ -99,7 +110,7 @@ class Uplink:
         """to a process beside the robot that sees each status and event, and may command it without a gateway"""
         self.keys: Channel | None = None
         """from keys beside the robot, which command it likewise and see nothing"""
-        self._recorder = EpisodeRecorder(name, self.spool, control, clock, segment_steps)
+        self._recorder = EpisodeRecorder(name, self.spool, self._disk, control, clock, segment_steps)
         self._gateway = gateway
         self._control = control
         self._inference = inference
@@ -112,11 +123,17 @@ class Uplink:
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
         self._status_is_new = False
-        self._next_report_ns = 0
         self._gateway_fault = ""
-        self._acknowledged: list[str] = []
         self._commands = StickyCommands()
         self._stops = stops
+        self._threads = (self._disk, self.weights.tasks)
+        for thread in self._threads:
+            thread.on_result = self.wakeup.ring
+
+    def start(self) -> None:
+        """Have threads wait for the disk."""
+        for thread in self._threads:
+            thread.start()
 
     @property
     def accepted(self) -> bool:
@@ -140,9 +157,11 @@ class Uplink:
 
     def poll(self) -> bool:
         """Whether it stopped early, for the sake of what is due meanwhile, and should be called again at once."""
+        self.wakeup.silence()
         early = False
         for channel, handle in (
-            (self._control, self._from_control),
+            # What is not taken stays with control, which says that it cannot record.
+            (None if self._recorder.overloaded else self._control, self._from_control),
             (self._inference, self._from_inference),
             (self._gateway, self._from_gateway),
             (self.operator, self._from_operator),
@@ -154,8 +173,9 @@ class Uplink:
             for detail in self._stops.pop_refused():
                 self._add_event("refused", detail)
         self._recorder.poll()
-        self._forget()
-        self._report_dropped()
+        if self.link.open and (detail := self._disk.report_dropped()):
+            self._add_event("dropped", detail)
+        self._disk.poll()
         if self._status_is_new and self._last_status is not None:
             self._show_status(self._last_status)
         self.link.poll()
@@ -185,7 +205,15 @@ class Uplink:
             self.link.poll()
 
     def close(self) -> None:
-        self.spool.close()
+        """What the disk does not take within a few seconds is lost, and said to be."""
+        ended = [thread.close(_CLOSE_S) for thread in self._threads]
+        self._disk.poll()
+        if self._recorder.unspooled:
+            log.error("robot '%s': the disk did not take %d segments.", self.name, self._recorder.unspooled)
+        if all(ended):
+            # else a thread that still waits has them
+            self.spool.close()
+            self.wakeup.close()
 
     def _handle_all(self, channel: Channel, handle: Callable[[Message], None]) -> bool:
         """Whether there may be more, after so long that others should have their turn."""
@@ -257,24 +285,6 @@ class Uplink:
             shown = "; ".join(filter(None, (whole.detail, silent)))
             self.operator.send(msgspec.structs.replace(whole, detail=shown))
 
-    def _report_dropped(self) -> None:
-        """Tell people what the spool had no room for: all of it in the end, and not more often than can be read."""
-        spool, now_ns = self.spool, self._clock.now_ns()
-        if spool.dropped == spool.reported or not self.link.open or now_ns < self._next_report_ns:
-            return
-        self._next_report_ns = now_ns + _REPORT_NS
-        episodes, steps, size = (now - then for now, then in zip(spool.dropped, spool.reported, strict=True))
-        self._add_event(
-            "dropped",
-            f"the spool had no room (quota {spool.max_bytes / 1e9:.3g} GB): dropped {episodes} episodes of the policy "
-            f"alone, {steps} steps, {size / 1e6:.1f} MB; {spool.dropped.steps} steps in all. Give it more with "
-            "--spool-max, or mend the connection.",
-        )
-        try:
-            spool.note_reported()
-        except StorageError as error:
-            log.error("robot '%s': %s", self.name, error)
-
     def _from_inference(self, message: Message) -> None:
         match message:
             case Hello():
@@ -309,17 +319,6 @@ class Uplink:
             self._next_preview_ns.clear()
             self._control.send(RequestPreviews(watched))
 
-    def _forget(self) -> None:
-        """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
-        if not self._acknowledged:
-            return
-        try:
-            self.spool.forget(tuple(self._acknowledged))
-        except StorageError as error:
-            log.error("robot '%s': %s", self.name, error)
-        else:
-            self._acknowledged = []
-
     # --- to and from the gateway ----------------------------------------------------------------------------------
 
     def _from_gateway(self, message: Message) -> None:
@@ -334,7 +333,7 @@ class Uplink:
                         quarantined,
                     )
                 done = (*segments, *quarantined)
-                self._acknowledged += done
+                self._disk.forget(done)
                 self.sender.on_answer(done)
                 self.sender.on_credit(message.credit_bytes)
                 self._gateway_fault = ""
@@ -347,8 +346,7 @@ class Uplink:
                 self.newest_version = version.number
                 self.weights.fetch(version)
             case WeightBytes():
-                if self.weights.add_part(message):
-                    self._send_weights()
+                self.weights.add_part(message)
             case Job():
                 self._job = message
                 self._control.send(message)

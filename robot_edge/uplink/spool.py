@@ -68,7 +68,7 @@ class Spool:
 
     SQLite does the hard part (atomic, durable, checked); a kill at any point leaves either the whole segment or none.
     What is in it, and in which order it is to be sent, is kept in memory: nobody else writes here, and a poll asks no
-    file. Used by one process at a time.
+    file. Used by one process at a time, and in it by one thread; what it counts any thread may read, and `index`.
     """
 
     def __init__(self, path: Path, max_bytes: int = 0) -> None:
@@ -84,7 +84,8 @@ class Spool:
         self.is_full = False
         """over its quota with nothing in it that may be dropped; then until enough of it was acknowledged"""
         try:
-            self._db = sqlite3.connect(path)
+            # Opened by the uplink's loop, then used by the thread that waits for the disk.
+            self._db = sqlite3.connect(path, check_same_thread=False)
             # A segment is long: of larger pages there is less to read and to free.
             self._db.execute("PRAGMA page_size=8192")
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -110,6 +111,8 @@ class Spool:
             counters = dict(self._db.execute("SELECT name, value FROM counters"))
         except sqlite3.Error as error:
             raise self._explain(error) from error
+        self._fresh: tuple[int, Segment] | None = None
+        """the row that was put in last, and what it is"""
         self.steps_recorded: int = counters.get("steps", 0)
         """steps ever put in, acknowledged or not"""
         self.dropped = Dropped(*(counters.get(f"dropped_{name}", 0) for name in Dropped._fields))
@@ -158,6 +161,7 @@ class Spool:
         except sqlite3.Error as error:
             raise self._explain(error) from error
         place = SpooledSegment(put.lastrowid or 0, segment.index, len(data))
+        self._fresh = place.row, segment
         self.index.add(episode, place, segment.steps, kept, segment.last, begun)
         self.steps_recorded += segment.steps
         self._keep_quota()
@@ -165,10 +169,24 @@ class Spool:
 
     def get(self, row: int) -> Segment | None:
         """The segment in `row`, or None if it was forgotten meanwhile."""
-        found = self._db.execute("SELECT data FROM segments WHERE row = ?", (row,)).fetchone()
+        try:
+            found = self._db.execute("SELECT data FROM segments WHERE row = ?", (row,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
         if found is None:
             return None
         return self._decode(found[0], f"row {row}")
+
+    def load(self, episode: SpooledEpisode, segment: SpooledSegment) -> Segment | None:
+        """What the index handed out, to be sent: from now on its episode is not dropped. None if it was before."""
+        if (found := self.get(segment.row)) is not None:
+            self.begin(episode)
+        return found
+
+    def at_hand(self, episode: SpooledEpisode, segment: SpooledSegment) -> Segment | None:
+        """As `load`, for any thread, where it needs no disk: what was put in last, of an episode that stays anyway."""
+        fresh = self._fresh
+        return fresh[1] if fresh and fresh[0] == segment.row and (episode.kept or episode.begun) else None
 
     def ending(self) -> Segment | None:
         """The `ending` that was put last: whoever opens the spool finds the end of what a dead process recorded."""
@@ -181,14 +199,14 @@ class Spool:
             return
         # With it those that come next: a flush takes as long as it takes to send one.
         begun = [episode, *(one for one in self.index.next_to_begin(_BEGUN_AT_ONCE) if one is not episode)]
-        for one in begun:
-            one.begun = True
         try:
             with self._db:
                 self._db.executemany("INSERT OR IGNORE INTO begun VALUES (?)", [(one.id,) for one in begun])
         except sqlite3.Error as error:
             # To send is what makes room again.
             log.error("%s", self._explain(error))
+        for one in begun:
+            one.begun = True
 
     def forget(self, ids: tuple[str, ...]) -> None:
         """Drop acknowledged segments. Raises `DiskFullError`, with nothing dropped, when even the reserve is used."""
@@ -225,13 +243,7 @@ class Spool:
     def make_room(self, size: int) -> bool:
         """Drop so many bytes of what may go, or all of it; whether anything went. Raises `StorageError`, with nothing
         dropped."""
-        victims: list[SpooledEpisode] = []
-        for episode in self.index.droppable():
-            if size <= 0:
-                break
-            victims.append(episode)
-            size -= episode.size
-        if not victims:
+        if not (victims := self.index.droppable(size)):
             return False
         try:
             self._drop(victims)
@@ -271,16 +283,16 @@ class Spool:
             self.index.drop(episode)
         self.dropped = Dropped(*map(sum, zip(self.dropped, news, strict=True)))
 
-    def note_reported(self) -> None:
-        """People were told of all that was dropped. Raises `StorageError`."""
-        news = [now - then for now, then in zip(self.dropped, self.reported, strict=True)]
+    def note_reported(self, told: Dropped) -> None:
+        """People were told of so much that was dropped. Raises `StorageError`."""
+        news = [now - then for now, then in zip(told, self.reported, strict=True)]
         try:
             with self._db:
                 for name, count in zip(Dropped._fields, news, strict=True):
                     self._count(f"reported_{name}", count)
         except sqlite3.Error as error:
             raise self._explain(error) from error
-        self.reported = self.dropped
+        self.reported = told
 
     def close(self) -> None:
         self._db.close()
@@ -296,7 +308,7 @@ class Spool:
 
     def _update_full(self) -> None:
         over = self.size > self.max_bytes * (_FREE_SHARE if self.is_full else 1.0)
-        self.is_full = over and next(self.index.droppable(), None) is None
+        self.is_full = over and not self.index.droppable()
 
     def _count(self, name: str, more: int) -> None:
         query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"

@@ -8,6 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -15,6 +16,7 @@ from wire.clock import Clock
 from wire.errors import storage_error, storage_errors
 from wire.messages import Message
 from wire.messages.gateway import FetchWeights, Hello, Stop, VersionAvailable, WeightBytes
+from wire.task_thread import Task, TaskQueue
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
 from wire.types import PolicyVersion
@@ -30,36 +32,97 @@ _CHECKED_AT_ONCE = 8 * 1024 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
+class WeightFile:
+    """The file of a version that is wanted: written as it comes, or read to be checked.
+
+    For the thread that may wait for the disk. Raises `OSError`.
+    """
+
+    def __init__(self, path: Path, version: PolicyVersion, keep: int) -> None:
+        """`keep`: so many versions are kept, with this one, when it is here."""
+        self.path = path
+        self._temporary = path.with_suffix(".tmp")
+        self._wanted_sha256, self._keep = version.sha256, keep
+        self._file: BinaryIO | None = None
+        self._sha256 = hashlib.sha256()
+
+    def append(self, data: bytes, last: bool) -> bool | None:
+        """Write what comes next; after the `last` part whether it is right, and then it is kept. Else None."""
+        self._open(self._temporary, "wb").write(data)
+        self._sha256.update(data)
+        if not last:
+            return None
+        self._close()
+        if self._sha256.hexdigest() != self._wanted_sha256:
+            return False
+        self._temporary.rename(self.path)
+        others = [file for file in self.path.parent.glob("*.safetensors") if file != self.path]
+        for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
+            old.unlink()
+        return True
+
+    def check(self) -> bool | None:
+        """Read on in the file that is here, for other things may have to be done; in the end whether it is right."""
+        data = self._open(self.path, "rb").read(_CHECKED_AT_ONCE)
+        self._sha256.update(data)
+        if len(data) == _CHECKED_AT_ONCE:
+            return None
+        self._close()
+        return self._sha256.hexdigest() == self._wanted_sha256
+
+    def drop(self) -> None:
+        """It is wanted no more; what came of it goes."""
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def _open(self, path: Path, mode: str) -> BinaryIO:
+        if self._file is None:
+            self._file = cast(BinaryIO, path.open(mode))
+        return self._file
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
 class WeightClient:
     """Follows announcements; `ready` names the version announced last that is here, whole and checked.
 
     An announcement may go back to an older version: a measurement asks for it, or the newer one was no good.
+
+    Files are read and written by `tasks`: in a thread once that is started, before the call returns without one.
     """
 
     def __init__(self, directory: Path, channel: Channel, clock: Clock, keep: int = 3) -> None:
         """`directory` keeps the `keep` versions that came last; what a crash left half-written there is removed."""
+        self.tasks = TaskQueue("weights")
         self._directory = directory
         self._channel = channel
         self._clock = clock
         self._keep = keep
         self._wanted: PolicyVersion | None = None
-        self._file: BinaryIO | None = None
-        """of the version that is wanted: being written, or read to be checked"""
-        self._checks = False
-        """it is being read"""
-        self._size, self._sha256 = 0, hashlib.sha256()
+        self._file: WeightFile | None = None
+        """of the version that is wanted"""
+        self._checks = self._busy = False
+        """it is being read, and something is being done with it now"""
+        self._size = 0
         self._part = _MOST_PART
         self._asked_ns = 0
         self.refused: Counter[str] = Counter()
         """what cannot be a version or a part of one, by reason"""
         self.ready: tuple[PolicyVersion, Path] | None = None
+        self._is_new = False
+        """`poll` has not said yet that it is ready"""
         with storage_errors("preparing the weight cache", directory):
             directory.mkdir(parents=True, exist_ok=True)
             for stale in directory.glob("*.tmp"):
                 stale.unlink()
 
     def fetch(self, version: PolicyVersion) -> None:
-        """This version is to act. It replaces a fetch under way; `poll` or `add_part` says when it is ready."""
+        """This version is to act. It replaces a fetch under way; `poll` says when it is ready."""
         if not (_HASH.fullmatch(version.sha256) and version.number > 0 and version.size_bytes > 0):
             self.refused["impossible_version"] += 1
             log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
@@ -67,135 +130,127 @@ class WeightClient:
         current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
         if version.number == current:
             return
+        self._drop()
         if self.ready is not None and self.ready[0].number == version.number:
             # Called back before its successor was here.
-            self._drop()
             return
-        self._drop()
         self._wanted = version
-        self._begin(self._path(version).exists())
+        file = self._begin(version)
+        self._submit(file.path.exists, self._on_looked)
+        self.tasks.poll()
 
-    def add_part(self, part: WeightBytes) -> bool:
-        """Take in a part; True when a version has just become ready."""
-        wanted = self._wanted
-        if wanted is None or self._checks or part.number != wanted.number or part.offset != self._size:
-            return False
+    def add_part(self, part: WeightBytes) -> None:
+        """Take in a part that was asked for."""
+        wanted, file = self._wanted, self._file
+        if wanted is None or file is None or self._checks or self._busy:
+            return
+        if part.number != wanted.number or part.offset != self._size:
+            return
         if len(part.data) > min(_MOST_PART, wanted.size_bytes - self._size):
             self.refused["impossible_part"] += 1
             log.error("version %d: a part of %d bytes was not asked for.", wanted.number, len(part.data))
-            return False
+            return
         took_ns = self._clock.now_ns() - self._asked_ns
         if took_ns > _SLOW_NS:
             self._part = max(_LEAST_PART, self._part // 2)
         elif took_ns < _FAST_NS:
             self._part = min(_MOST_PART, self._part * 2)
-        try:
-            self._open(self._temporary(wanted), "wb").write(part.data)
-        except OSError as error:
-            self._give_up(error)
-            return False
         self._size += len(part.data)
-        self._sha256.update(part.data)
-        if self._size < wanted.size_bytes and part.data:
-            self._request_part()
-            return False
-        if self._sha256.hexdigest() != wanted.sha256:
-            log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
-            self._begin()
-            return False
-        return self._keep_version(wanted)
+        last = self._size >= wanted.size_bytes or not part.data
+        self._submit(partial(file.append, part.data, last), self._on_appended)
+        self.tasks.poll()
 
     def poll(self) -> bool:
-        """Ask again for what did not come; check a part of what was here before. True when that is ready now."""
-        if self._wanted is None:
-            return False
-        if self._checks:
-            return self._check(self._wanted)
-        if self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
-            self._part = max(_LEAST_PART, self._part // 2)
-            self._request_part()
-        return False
+        """Ask again for what did not come; check a part of what was here before. True when a version has just become
+        ready."""
+        if self._file is not None and not self._busy:
+            if self._checks:
+                self._submit(self._file.check, self._on_checked)
+            elif self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
+                self._part = max(_LEAST_PART, self._part // 2)
+                self._request_part()
+        self.tasks.poll()
+        is_new, self._is_new = self._is_new, False
+        return is_new
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _begin(self, checks: bool = False) -> None:
-        """Fetch the version from its first byte on, or check the file that is here."""
-        with contextlib.suppress(OSError):
-            self._close()
-        self._checks, self._size, self._sha256 = checks, 0, hashlib.sha256()
-        if not checks:
+    def _begin(self, version: PolicyVersion) -> WeightFile:
+        """Nothing of it is here, as far as is known."""
+        path = self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"
+        self._file = WeightFile(path, version, self._keep)
+        self._checks, self._size = False, 0
+        return self._file
+
+    def _submit(self, run: Callable[[], bool | None], done: Callable[[PolicyVersion, bool | None], None]) -> None:
+        """Have something done with the file; `done` hears of it, unless another version is wanted by then."""
+        wanted, file = self._wanted, self._file
+        assert wanted is not None
+        self._busy = True
+
+        def finished(found: bool | None) -> None:
+            if file is self._file:
+                self._busy = False
+                done(wanted, found)
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, OSError):
+                raise error
+            if file is self._file:
+                self._busy = False
+                self._on_failed(wanted, error)
+
+        self.tasks.submit(Task(run, finished, failed))
+
+    def _on_looked(self, wanted: PolicyVersion, found: bool | None) -> None:
+        self._checks = bool(found)
+        if not found:
             self._request_part()
 
-    def _check(self, wanted: PolicyVersion) -> bool:
-        """Read on, for a gigabyte at once would keep everything else waiting; whether all of it is right."""
-        path = self._path(wanted)
-        try:
-            data = self._open(path, "rb").read(_CHECKED_AT_ONCE)
-        except OSError as error:
+    def _on_appended(self, wanted: PolicyVersion, right: bool | None) -> None:
+        if right is None:
+            self._request_part()
+        elif right:
+            self._on_ready(wanted)
+        else:
+            log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
+            self._begin(wanted)
+            self._request_part()
+
+    def _on_checked(self, wanted: PolicyVersion, right: bool | None) -> None:
+        if right:
+            self._on_ready(wanted)
+        elif right is not None:
+            self._begin(wanted)
+            self._request_part()
+
+    def _on_ready(self, wanted: PolicyVersion) -> None:
+        assert self._file is not None
+        self.ready, self._is_new = (wanted, self._file.path), True
+        self._wanted = self._file = None
+
+    def _on_failed(self, wanted: PolicyVersion, error: OSError) -> None:
+        assert self._file is not None
+        path = self._file.path
+        if self._checks:
             log.error("%s", storage_error(error, f"reading version {wanted.number}", path))
-            self._begin()
-            return False
-        self._sha256.update(data)
-        if len(data) == _CHECKED_AT_ONCE:
-            return False
-        if self._sha256.hexdigest() != wanted.sha256:
-            self._begin()
-            return False
-        self._close()
-        self._wanted, self.ready = None, (wanted, path)
-        return True
-
-    def _keep_version(self, wanted: PolicyVersion) -> bool:
-        path = self._path(wanted)
-        try:
-            self._close()
-            self._temporary(wanted).rename(path)
-            others = [file for file in self._directory.glob("*.safetensors") if file != path]
-            for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
-                old.unlink()
-        except OSError as error:
-            self._give_up(error)
-            return False
-        self._wanted, self.ready = None, (wanted, path)
-        return True
-
-    def _give_up(self, error: OSError) -> None:
-        """The robot goes on with the version it has; the next announcement tries again."""
-        assert self._wanted is not None
-        log.error("%s", storage_error(error, f"keeping version {self._wanted.number}", self._path(self._wanted)))
+            self._begin(wanted)
+            self._request_part()
+            return
+        # The robot goes on with the version it has; the next announcement tries again.
+        log.error("%s", storage_error(error, f"keeping version {wanted.number}", path))
         self._drop()
 
     def _drop(self) -> None:
         """Fetch nothing any more; what came of it goes."""
-        wanted, self._wanted = self._wanted, None
-        with contextlib.suppress(OSError):
-            self._close()
-        if wanted is not None:
-            with contextlib.suppress(OSError):
-                self._temporary(wanted).unlink(missing_ok=True)
-
-    def _open(self, path: Path, mode: str) -> BinaryIO:
-        """The file of the version that is wanted."""
-        if self._file is None:
-            self._file = cast(BinaryIO, path.open(mode))
-        return self._file
-
-    def _close(self) -> None:
-        """Raises `OSError` when what was written could not be."""
-        file, self._file = self._file, None
+        file, self._wanted, self._file, self._busy = self._file, None, None, False
         if file is not None:
-            file.close()
+            self.tasks.submit(Task(file.drop))
 
     def _request_part(self) -> None:
         assert self._wanted is not None
         self._asked_ns = self._clock.now_ns()
         self._channel.send(FetchWeights(self._wanted.number, self._size, self._part))
-
-    def _path(self, version: PolicyVersion) -> Path:
-        return self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"
-
-    def _temporary(self, version: PolicyVersion) -> Path:
-        return self._path(version).with_suffix(".tmp")
 
 
 class WeightSubscriber:

@@ -19,10 +19,10 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note
 from cloud_learner.gateway.storage.credit import ONE_PEER_BYTES, QUEUE_BYTES
 from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome, IngestResult, ReceivedSegment
-from cloud_learner.gateway.storage.task_thread import TaskThread
 from wire.codec import decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError, StorageError
 from wire.messages.gateway import Segment
+from wire.task_thread import TaskThread
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.operator_override import CLOCK_ERROR_S, OperatorOverride
 from robot_edge.operators.lease_fence import LeaseFence, Refusal
-from robot_edge.uplink.sticky_commands import StickyCommands
+from robot_edge.operators.sticky_commands import StickyCommands
 from tests import samples
 from tests.people import Person
 from wire.clock import ManualClock

@@ -153,6 +153,7 @@ from wire.transport.memory_channel import memory_pair
 root = Path(sys.argv[1])
 control = record_channel(root, samples.spec(), uplink=True)
 uplink = Uplink("robot-0", root, memory_pair()[0], control, memory_pair()[0], MonotonicClock(), 10)
+uplink.start()
 while True:
     uplink.poll()
     time.sleep(0.002)

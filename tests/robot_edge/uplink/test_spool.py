@@ -191,7 +191,7 @@ def test_over_the_quota_whole_episodes_of_the_policy_go_the_oldest_first(spool: 
     assert (len(spool), spool.steps_recorded, spool.is_full) == (9, 72, False)
     again = Spool(tmp_path / "spool.sqlite", 1)
     assert (again.dropped, again.reported, len(again)) == (spool.dropped, (0, 0, 0), 9), "to look drops nothing"
-    again.note_reported()
+    again.note_reported(again.dropped)
     again.close()
     again = Spool(tmp_path / "spool.sqlite")
     assert again.reported == again.dropped == spool.dropped

@@ -20,6 +20,7 @@ from tests.robot_edge.control.test_loop import Bench
 from wire.errors import ConfigError, RobotError
 from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, Segment, VersionActivated
 from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.task_thread import TaskQueue
 from wire.transport.memory_channel import memory_pair
 from wire.types import EPISODE_COMMANDS, EpisodeOutcome
 
@@ -50,7 +51,7 @@ class Attended(Bench):
         super().__init__(max_ticks=max_ticks, episodes=rules, status_every_ticks=1)
         self.job = Job("j", FAKE_TASKS[:2], SEED)
         self.spool = KeptSegments()
-        self.recorder = EpisodeRecorder("robot-0", self.spool, memory_pair()[0], self.clock, 20)  # type: ignore[arg-type]
+        self.recorder = EpisodeRecorder("robot-0", self.spool, TaskQueue("spool"), memory_pair()[0], self.clock, 20)  # type: ignore[arg-type]
         self.answer = np.array([0.3, 0.1, 0.0, 0.2], np.float32)
         self.stop_number, self.version = 0, version
         self.events: list[EdgeEvent] = []

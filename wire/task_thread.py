@@ -1,4 +1,4 @@
-"""A thread that works off what the gateway's loop hands to it, and hands back what came of it."""
+"""A thread that works off what a loop hands to it, and hands back what came of it: so the loop waits for no disk."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-
-from cloud_learner.dispatch.notes import Note
+from dataclasses import dataclass
+from typing import Any
 
 log = logging.getLogger(__name__)
 
 _FAILED_S = 0.1
 Result = Callable[[], None]
 """what the loop has to do about something that is done"""
+
+
+def _ignore(_: object) -> None:
+    """Nobody has to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something to do that may have to wait."""
+
+    run: Callable[[], Any]
+    """in the thread"""
+    done: Callable[[Any], None] = _ignore
+    """in the loop, with what `run` returned"""
+    failed: Callable[[Exception], None] = _ignore
+    """in the loop, each time that it could not be done"""
+    wakes: bool = True
+    """whether the loop is told that it is done; else it hears of it when it polls the next time"""
 
 
 class TaskThread(ABC):
@@ -48,7 +66,8 @@ class TaskThread(ABC):
         return time.monotonic() - began_s if began_s else 0.0
 
     def start(self) -> None:
-        """Have a thread do the work from now on. A daemon: a database that is silent must not keep the gateway."""
+        """Have a thread do the work from now on. A daemon: a disk or database that is silent must not keep
+        the process."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -74,10 +93,11 @@ class TaskThread(ABC):
     def pause_s(self) -> float | None:
         """For how long there is nothing to do: 0.0: there is something, None: until more comes. With `lock` held."""
 
-    def hand_back(self, *results: Result) -> None:
+    def hand_back(self, *results: Result, wakes: bool = True) -> None:
         """Let the loop have these."""
         self._results.extend(results)
-        self.on_result()
+        if wakes:
+            self.on_result()
 
     def _run(self) -> None:
         while True:
@@ -101,16 +121,25 @@ class TaskThread(ABC):
 
 
 class TaskQueue(TaskThread):
-    """One task after the other."""
+    """One task after the other. `submit` and `poll` are for the loop."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._tasks: deque[Note] = deque()
+        self._tasks: deque[Task] = deque()
 
-    def submit(self, task: Note) -> None:
+    def submit(self, task: Task) -> None:
         with self.lock:
             self._tasks.append(task)
             self.lock.notify()
+
+    def poll(self) -> None:
+        """Handle what came back; without a thread do before that what waits, one after the other."""
+        while True:
+            if self._thread is None:
+                self.step()
+            if not self._results:
+                return
+            self._results.popleft()()
 
     def step(self) -> bool:
         with self.lock:
@@ -120,9 +149,9 @@ class TaskQueue(TaskThread):
         try:
             found = task.run()
         except Exception as error:  # noqa: BLE001 - whoever submitted it says what it means
-            self.hand_back(functools.partial(task.failed, error))
+            self.hand_back(functools.partial(task.failed, error), wakes=task.wakes)
         else:
-            self.hand_back(functools.partial(task.done, found))
+            self.hand_back(functools.partial(task.done, found), wakes=task.wakes)
         return True
 
     def pause_s(self) -> float | None:
