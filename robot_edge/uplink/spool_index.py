@@ -13,7 +13,7 @@ import numpy as np
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import Actor, EpisodeSource
 
-_POLICY = ACTORS.index(Actor.policy)
+_OTHERS = [ACTORS.index(actor) for actor in (Actor.human, Actor.script)]
 
 
 class SpooledSegment(NamedTuple):
@@ -45,8 +45,8 @@ class SpooledEpisode:
 
 
 def is_kept(segment: Segment) -> bool:
-    """Whether somebody else than the policy acted in a segment, or it demonstrates."""
-    return segment.episode.source == EpisodeSource.demonstration or bool(np.any(segment.actor != _POLICY))
+    """Whether a person or a script acted in a segment, or it demonstrates. A robot that holds waits for its policy."""
+    return segment.episode.source == EpisodeSource.demonstration or bool(np.isin(segment.actor, _OTHERS).any())
 
 
 class SpoolIndex:

@@ -12,9 +12,18 @@ import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import AppliedRow, EvaluationRow, EventRow, OffsetRow, RobotRow
+from cloud_learner.buffer.ledger.rows import (
+    AppliedRow,
+    EvaluationRow,
+    EventRow,
+    OffsetRow,
+    RobotRow,
+    columns_of,
+    row_of,
+    rows_of,
+)
 from cloud_learner.buffer.ledger.segments import chunks
-from cloud_learner.buffer.ledger.tables import columns_of, insert_into, insert_new, row_of, rows_of
+from cloud_learner.buffer.ledger.tables import insert_into, insert_new
 from wire.clock import clock_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation

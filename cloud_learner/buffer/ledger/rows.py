@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import sqlalchemy as sa
 
 from wire.messages.fleet import JobRequest
 from wire.messages.gateway import Evaluation
 from wire.types import PolicyVersion
+
+K = TypeVar("K", bound=msgspec.Struct)
+
+
+def columns_of(kind: type[msgspec.Struct], columns: Any) -> sa.Select[Any]:
+    """A query of all fields of `kind`, which are names of `columns`."""
+    return sa.select(*(columns[name] for name in kind.__struct_fields__))
+
+
+def rows_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> tuple[K, ...]:
+    """What a query of `columns_of` finds."""
+    return tuple(kind(*row) for row in connection.execute(query))
+
+
+def row_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> K | None:
+    """The first one that a query of `columns_of` finds, if it finds any."""
+    return next(iter(rows_of(connection, kind, query)), None)
 
 
 class RobotRow(msgspec.Struct, frozen=True):

@@ -11,8 +11,17 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.rows import EpisodeFacts, EpisodeRow, KeptEpisode, SegmentColumns, SegmentRow, Totals
-from cloud_learner.buffer.ledger.tables import columns_of, row_of, rows_of
+from cloud_learner.buffer.ledger.rows import (
+    EpisodeFacts,
+    EpisodeRow,
+    KeptEpisode,
+    SegmentColumns,
+    SegmentRow,
+    Totals,
+    columns_of,
+    row_of,
+    rows_of,
+)
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import count_up, read_meta, spec, write_meta
-from cloud_learner.buffer.ledger.rows import ShardRow, Waiting
-from cloud_learner.buffer.ledger.tables import columns_of, rows_of
+from cloud_learner.buffer.ledger.rows import ShardRow, Waiting, columns_of, rows_of
 from wire.errors import StorageError
 
 _s, _e, _g, _shards = tables.segments.c, tables.episodes.c, tables.gateways.c, tables.shards.c

@@ -5,16 +5,13 @@ Times ending in `_ns` are nanoseconds of the gateway's clock unless the column s
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 FORMAT = 7
 """Grows when a table changes its meaning; a ledger of another format is refused."""
-
-K = TypeVar("K", bound=msgspec.Struct)
 
 metadata = sa.MetaData()
 # SQLite only counts a plain INTEGER primary key; its integers have 64 bits all the same
@@ -382,21 +379,6 @@ lease_history = sa.Table(
     sqlite_autoincrement=True,
 )
 _index_where("lease_history_open", lease_history.c.number, lease_history.c.to_ns == -1)
-
-
-def columns_of(kind: type[msgspec.Struct], columns: Any) -> sa.Select[Any]:
-    """A query of all fields of `kind`, which are names of `columns`."""
-    return sa.select(*(columns[name] for name in kind.__struct_fields__))
-
-
-def rows_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> tuple[K, ...]:
-    """What a query of `columns_of` finds."""
-    return tuple(kind(*row) for row in connection.execute(query))
-
-
-def row_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> K | None:
-    """The first one that a query of `columns_of` finds, if it finds any."""
-    return next(iter(rows_of(connection, kind, query)), None)
 
 
 def insert_into(connection: sa.Connection, table: sa.Table) -> Any:

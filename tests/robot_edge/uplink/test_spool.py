@@ -163,9 +163,12 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def episode(number: int, segments: int, actor: Actor = Actor.policy, source: str = "online") -> list[Segment]:
-    """Its segments; `actor` did the last step of the second one, the policy all others."""
+    """Its segments; at first the robot waits for the policy, which does the rest but the last step of the second one:
+    that `actor` did."""
     of = samples.episode(number=number, source=source)
     made = [samples.segment(index, last=index == segments - 1, of=of) for index in range(segments)]
+    waits = np.array([ACTORS.index(Actor.hold), 0, 0, 0], np.uint8)
+    made[0] = msgspec.structs.replace(made[0], actor=waits[: made[0].steps])
     if segments > 1:
         acted = np.array([0, 0, 0, ACTORS.index(actor)], np.uint8)
         made[1] = msgspec.structs.replace(made[1], actor=acted)

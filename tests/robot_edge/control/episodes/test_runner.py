@@ -16,9 +16,10 @@ from robot_edge.control.config import EpisodeRules, LoopConfig
 from robot_edge.control.loop import ControlLoop
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
+from robot_edge.uplink.spool_index import is_kept
 from tests.robot_edge.control.test_loop import Bench
 from wire.errors import ConfigError, RobotError
-from wire.messages.gateway import EdgeEvent, EdgeStatus, Job, Segment, VersionActivated
+from wire.messages.gateway import ACTORS, EdgeEvent, EdgeStatus, Job, Segment, VersionActivated
 from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.task_thread import TaskQueue
 from wire.transport.memory_channel import memory_pair
@@ -128,6 +129,17 @@ def test_a_robot_waits_for_the_scene_before_each_episode_and_says_so() -> None:
     bench.say("scene_ready")
     assert bench.loop.tracker.running and bench.stored() == [(SEED, "unjudged")]
     assert (bench.status.open_outcome, bench.loop.inbox.finished) == ("", 1)
+
+
+def test_what_the_policy_did_alone_is_not_kept_against_all_odds_and_what_a_person_did_is() -> None:
+    bench = Attended().say("scene_ready").tick(60).say("success", 10)
+    assert {ACTORS[actor] for segment in bench.spool.segments for actor in segment.actor} >= {"hold", "policy"}
+    bench.say("scene_ready").say("take_over").say("command", 3, action=(0.5, 0.0, 0.0, 0.0)).say("success", 10)
+    bench.say("scene_ready")
+    episodes = {segment.episode.id: False for segment in bench.spool.segments}
+    for segment in bench.spool.segments:
+        episodes[segment.episode.id] |= is_kept(segment)
+    assert list(episodes.values())[:2] == [False, True]
 
 
 def test_simulators_wait_for_nobody_and_real_robots_do() -> None:
