@@ -175,6 +175,7 @@ class Uplink:
         self._recorder.poll()
         if self.link.open and (detail := self._disk.report_dropped()):
             self._add_event("dropped", detail)
+        self._disk.is_draining = self.stopping or self._control_done
         self._disk.poll()
         if self._status_is_new and self._last_status is not None:
             self._show_status(self._last_status)

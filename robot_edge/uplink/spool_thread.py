@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 _REPORT_NS = 10_000_000_000
 """between two words on what was dropped"""
+_FORGET_NS = 1_000_000_000
+"""so long at most what was acknowledged waits to be forgotten together with something that is written"""
 
 
 class SpoolThread(TaskQueue):
@@ -26,12 +28,17 @@ class SpoolThread(TaskQueue):
         self._robot, self._spool, self._clock = name, spool, clock
         self._acknowledged: list[str] = []
         self._forgetting = False
+        self._forget_ns = 0
+        self.is_draining = False
+        """nothing more will be written"""
         self._reported = spool.reported
         """what people were told of what was dropped, also when that is not noted yet"""
         self._report_ns = 0
 
     def forget(self, ids: tuple[str, ...]) -> None:
         """Drop what is acknowledged; what a full disk does not let go of stays until there is room again."""
+        if not self._acknowledged:
+            self._forget_ns = self._clock.now_ns() + _FORGET_NS
         self._acknowledged += ids
 
     def report_dropped(self) -> str:
@@ -50,11 +57,16 @@ class SpoolThread(TaskQueue):
         )
 
     def poll(self) -> None:
-        if self._acknowledged and not self._forgetting:
+        if self._acknowledged and not self._forgetting and self._may_forget():
             ids, self._acknowledged, self._forgetting = tuple(self._acknowledged), [], True
             forget = partial(self._spool.forget, ids)
             self.submit(Task(forget, self._on_forgotten, partial(self._on_not_forgotten, ids), wakes=False))
         super().poll()
+
+    def _may_forget(self) -> bool:
+        """Whether the thread is awake anyway: to wake it costs more than a step of a robot."""
+        awake = self.inline or bool(self._tasks) or self.busy_s > 0
+        return awake or self.is_draining or self._spool.is_full or self._clock.now_ns() >= self._forget_ns
 
     def _on_forgotten(self, _: None) -> None:
         self._forgetting = False
