@@ -104,11 +104,16 @@ def reserve_leases(connection: sa.Connection, count: int) -> int:
 
 
 def note_leases(connection: sa.Connection, gateway: int, notes: Sequence[LeaseNote]) -> None:
-    """Enter in the history what began and what ended at a gateway, in this order. All of it or nothing."""
+    """Enter in the history what began and what ended at a gateway, in this order, but for what is there already. All
+    of it or nothing."""
     for note in notes:
+        one = sa.and_(_history.robot == note.robot, _history.number == note.number)
         if note.ended:
-            open_one = sa.update(tables.lease_history).where(_history.robot == note.robot, _history.to_ns == -1)
-            connection.execute(open_one.where(_history.number == note.number).values(to_ns=note.at_ns))
+            began = sa.and_(_history.to_ns == -1, _history.from_ns <= note.at_ns)
+            connection.execute(sa.update(tables.lease_history).where(one, began).values(to_ns=note.at_ns))
+            continue
+        same = sa.and_(one, _history.kind == note.kind, _history.from_ns == note.at_ns, _history.gateway == gateway)
+        if connection.scalar(sa.select(_history.id).where(same)) is not None:
             continue
         values = {name: getattr(note, name) for name in ("robot", "number", "holder", "kind")} | {"gateway": gateway}
         base_ns = clock_base(connection, note.at_ns)
