@@ -356,7 +356,7 @@ class Gateway:
             welcome()
 
     def _store_clock_offset(self, peer: str, offset_ns: int, now_ns: int) -> None:
-        run = partial(self._ledger.set_clock_offset, peer, offset_ns, now_ns)
+        run = partial(self._ledger.set_clock_offset, peer, offset_ns, now_ns, self._peers[peer].clock)
         self._storage.submit(Note(run, key=f"offset {peer}"))
 
     def _tell(self, robot: str, kind: str, text: str) -> None:

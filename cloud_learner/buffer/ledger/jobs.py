@@ -7,7 +7,7 @@ times that must outlive it are nanoseconds since 1970 (`wall_ns`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -148,14 +148,16 @@ def _end_open(
 
 
 def lease_intervals(
-    connection: sa.Connection, robot: str, kind: LeaseKind, first_ns: int, last_ns: int, now_ns: int
+    connection: sa.Connection, robot: str, kind: LeaseKind, spans: Iterable[tuple[int, int]], now_ns: int
 ) -> np.ndarray:
-    """int64[k, 3]: begin, end and base of the leases of that kind that the robot was held by from `first_ns` to
-    `last_ns`, growing; times in nanoseconds since 1970. One that stands ends at `now_ns` of the gateway's clock."""
+    """int64[k, 3]: begin, end and base of the leases of that kind that the robot was held by within any of `spans`,
+    (first, last) each, growing; times in nanoseconds since 1970. One that stands ends at `now_ns` of the gateway's
+    clock."""
     begin = _history.from_ns + _history.base_ns
     end = sa.case((_history.to_ns == -1, now_ns), else_=_history.to_ns) + _history.base_ns
     query = sa.select(begin, end, _history.base_ns).order_by(begin)
-    query = query.where(_history.robot == robot, _history.kind == kind, begin <= last_ns, end >= first_ns)
+    then = sa.or_(*(sa.and_(begin <= last_ns, end >= first_ns) for first_ns, last_ns in spans))
+    query = query.where(_history.robot == robot, _history.kind == kind, then)
     return np.array([tuple(row) for row in connection.execute(query)], np.int64).reshape(-1, 3)
 
 
