@@ -8,7 +8,7 @@ from itertools import repeat
 
 import numpy as np
 
-from cloud_learner.buffer.ledger.control import SCRIPT
+from cloud_learner.buffer.control import SCRIPT
 from cloud_learner.buffer.location import BufferLocation
 from hal.safety.limits import SafetyLimits
 from wire.types import CommandType, RobotSpec

@@ -96,7 +96,13 @@ class Dispatcher:
             on_health=lambda robot, text: view.add_event("health", text, robot),
         )
         self.jobs = JobStore(ledger, notes, self.scheduler, view, tasks, wall_ns)
-        self._history = LeaseHistory(ledger, notes, self.scheduler.is_job, now_ns)
+        self._history = LeaseHistory(
+            ledger,
+            notes,
+            self.scheduler.is_job,
+            lambda robot, text: view.add_event("error", text, robot),
+            now_ns,
+        )
         self._holds.on_moved = self._history.forget
         self.clients = ClientSessions(
             self.leases,
@@ -171,7 +177,7 @@ class Dispatcher:
         def ask() -> tuple[TakenRobots, int]:
             return self._holds.ask(name), self._ledger.episodes_of_robot(name)
 
-        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name} {identity}", ordered=True))
+        self._notes.submit(Note(ask, found, join_unasked, key=f"brought {name}", ordered=True))
         if self._notes.fault:
             join_unasked()
 

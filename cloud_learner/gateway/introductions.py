@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from cloud_learner.gateway import peer_checks
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, PeerBudget, key_mismatch
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, PeerBudget, clock_budget, key_mismatch
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
 from wire.identity.refusals import RefusalReason
@@ -44,6 +44,7 @@ class Introductions:
         self._on_forgotten = on_forgotten
         self._rejections: dict[str, str] = {}
         """by the name of a key: why it was turned away last"""
+        self._clock_changes = clock_budget()
 
     def admit(self, peer: str, role: str, hello: Hello, probe: Message) -> tuple[str, KnownPeer] | None:
         """The name under which the sender of `hello` is known from now on; None: it was turned away. `probe` says
@@ -68,6 +69,10 @@ class Introductions:
         if role in CALLERS:
             self._forget_silent_clients(now_ns)
         before = self._peers.get(peer)
+        changed = before is not None and before.clock != hello.clock and role not in CALLERS
+        if changed and not self._clock_changes.take(name, now_ns):
+            self._reject(peer, peer_checks.too_many_clocks(name), RefusalReason.too_often)
+            return None
         known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
         self._peers[peer] = known
         self._rejections.pop(name, None)

@@ -38,6 +38,14 @@ def second_of_a_name(name: str, there: str, here: str) -> str:
     )
 
 
+def too_many_clocks(name: str) -> str:
+    """What is said to a peer whose clock was another one again and again."""
+    return (
+        f"clock: '{name}' said hello with more clocks than its computer can have: one is new after each boot. It is "
+        "let in again within a minute. If its computer starts over and over, look why."
+    )
+
+
 def spec_mismatch(peer: str, hello: Hello, wanted: RobotSpec) -> str:
     """Why the robot of `hello` is none that the fleet's policy is made for, with the field; '' when it is one."""
     if hello.spec is not None:

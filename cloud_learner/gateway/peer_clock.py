@@ -16,8 +16,9 @@ _JUMP_NS = 100_000_000
 _WALL_NS = 60_000_000_000
 """a time of day that is off by more is told"""
 _STORE_NS, _STORE_LEAST_NS, _URGENT_NS = 10_000_000_000, 100_000, 50_000_000
-"""an offset is stored once in so long, and when it changed by more than it was uncertain and than so much; at once when
+"""an offset is stored once in so long, and when it changed by more than it was uncertain and than so much; sooner when
 it changed by a lot"""
+_URGENT_PERIOD_NS = 1_000_000_000
 _TOLD_NS = 10_000_000_000
 _DAY_S = 86_400
 
@@ -28,6 +29,7 @@ class _Known(msgspec.Struct):
     clock: PeerClock
     stored: ClockOffset | None = None
     stored_ns: int = 0
+    stored_clock: str = ""
     wall_is_off: bool = False
     told_ns: int | None = None
     """when people heard of a jump last"""
@@ -63,9 +65,10 @@ class PeerClocks:
         offset = self.offset(peer, now_ns)
         if offset is None:
             return None
-        if known.stored is None or _is_news(offset, known.stored, now_ns - known.stored_ns):
+        stored = known.stored if known.stored_clock == clock else None
+        if stored is None or _is_news(offset, stored, now_ns - known.stored_ns):
             self._store(peer, offset.ns, now_ns)
-            known.stored, known.stored_ns = offset, now_ns
+            known.stored, known.stored_ns, known.stored_clock = offset, now_ns, clock
         return offset.ns
 
     def offset(self, peer: str, now_ns: int) -> ClockOffset | None:
@@ -100,10 +103,12 @@ class PeerClocks:
 def _is_news(offset: ClockOffset, stored: ClockOffset, age_ns: int) -> bool:
     """Whether an offset is another one than that which is stored, as far as one can tell."""
     change_ns = abs(offset.ns - stored.ns)
-    if change_ns > _URGENT_NS:
+    if stored.uncertainty_ns is None and offset.uncertainty_ns is not None:
         return True
+    if change_ns > _URGENT_NS:
+        return age_ns >= _URGENT_PERIOD_NS
     if stored.uncertainty_ns is None:
-        return offset.uncertainty_ns is not None
+        return False
     return age_ns >= _STORE_NS and change_ns > max(stored.uncertainty_ns, _STORE_LEAST_NS)
 
 

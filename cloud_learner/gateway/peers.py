@@ -11,8 +11,10 @@ import msgspec
 from wire.codec import Undecoded
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
-from wire.messages.gateway import Hello
+from wire.messages.fleet import AcquireLease, CancelJob, ReleaseLease, SubmitJob
+from wire.messages.gateway import Hello, OperatorCommand, WeightBytes
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
+from wire.types import OperatorCommandKind
 
 
 class AuthenticatedServerChannel(ServerChannel, Protocol):
@@ -60,9 +62,33 @@ def event_budget() -> PeerBudget:
     return PeerBudget(200, 100_000_000)
 
 
-def message_budget() -> PeerBudget:
-    """Of all that is no data and no command: several times what a robot with many cameras or a page of robots sends."""
-    return PeerBudget(2000, 2_000_000)
+def is_wish(message: Message | Undecoded) -> bool:
+    """Whether somebody wants a robot or a job, or no more: each is noted, or tells a robot something. Not a stop, nor
+    what drives or keeps a robot."""
+    if isinstance(message, OperatorCommand):
+        return message.kind not in (OperatorCommandKind.estop, OperatorCommandKind.command)
+    return isinstance(message, AcquireLease | ReleaseLease | SubmitJob | CancelJob)
+
+
+class MessageRate:
+    """How often the holders of each key may send what is no data, no stop and drives nothing."""
+
+    def __init__(self) -> None:
+        self._wishes = PeerBudget(500, 50_000_000)
+        """a program may ask for a whole fleet at once"""
+        self._others = PeerBudget(2000, 2_000_000)
+        """several times what a robot with many cameras or a page of robots sends"""
+
+    def take(self, peer: str, message: Message | Undecoded, now_ns: int) -> bool:
+        """Whether one more of `peer`."""
+        if is_wish(message):
+            return self._wishes.take(peer, now_ns)
+        return isinstance(message, OperatorCommand | WeightBytes) or self._others.take(peer, now_ns)
+
+
+def clock_budget() -> PeerBudget:
+    """Of clocks: a computer has another one after each boot. What is known of a peer's clocks is kept."""
+    return PeerBudget(8, 60_000_000_000)
 
 
 class KnownPeer(msgspec.Struct):

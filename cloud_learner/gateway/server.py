@@ -28,7 +28,7 @@ from cloud_learner.gateway.commands import CommandForwarder
 from cloud_learner.gateway.introductions import Introductions
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics
 from cloud_learner.gateway.peer_clock import PeerClocks
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, event_budget, message_budget
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, MessageRate, event_budget, is_wish
 from cloud_learner.gateway.segment_intake import SegmentIntake
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
@@ -76,6 +76,7 @@ _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
 _LOOK_S = 0.005
 _UNDECODED = frozenset({Segment})
+_TOO_OFTEN = "this key asks for more than people do. Wait a moment, and ask again."
 _CLOSE_S = 10.0
 """for what waits to be stored when the gateway ends"""
 
@@ -112,7 +113,7 @@ class Gateway:
         self.metrics = GatewayMetrics(view, ledger, self._peers, refusals, clock)
         self._channel = channel = CountedChannel(channel, self.metrics)
         self._ledger, self._view, self._spec, self._clock, self._wall_ns = ledger, view, spec, clock, wall_ns
-        self._kept, self._told, self._rate = event_budget(), event_budget(), message_budget()
+        self._kept, self._told, self._rate = event_budget(), event_budget(), MessageRate()
         self._next_look_s = 0.0
         self.wakeup = Wakeup()
         """rings when there is something to do that no channel tells of"""
@@ -262,7 +263,7 @@ class Gateway:
             else:
                 known.last_message_ns = self._clock.now_ns()
                 self._intake.submit(peer, message)
-        elif isinstance(message, OperatorCommand | WeightBytes) or self._rate.take(peer, self._clock.now_ns()):
+        elif self._rate.take(peer, message, self._clock.now_ns()):
             if isinstance(message, Hello):
                 self._handle_hello(peer, role, message)
             elif known is None or known.rejected:
@@ -271,6 +272,8 @@ class Gateway:
                 self._handle_known(peer, role, known, message)
         else:
             self.refused[RefusalReason.too_often] += 1
+            if is_wish(message):
+                self._answer(peer, Response(getattr(message, "call", 0), refused=f"{kind.__name__}: {_TOO_OFTEN}"))
 
     def _handle_known(self, peer: str, role: str, known: KnownPeer, message: Message) -> None:
         now_ns = known.last_message_ns = self._clock.now_ns()
@@ -353,7 +356,7 @@ class Gateway:
             welcome()
 
     def _store_clock_offset(self, peer: str, offset_ns: int, now_ns: int) -> None:
-        run = partial(self._ledger.set_clock_offset, peer, offset_ns, now_ns)
+        run = partial(self._ledger.set_clock_offset, peer, offset_ns, now_ns, self._peers[peer].clock)
         self._storage.submit(Note(run, key=f"offset {peer}"))
 
     def _tell(self, robot: str, kind: str, text: str) -> None:

@@ -18,7 +18,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, event_budget
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, PeerBudget, event_budget
 from wire.clock import Clock, clock_name
 from wire.errors import RejectedError
 from wire.identity.permissions import Port, may_send
@@ -43,6 +43,8 @@ _ANSWERED_NS = 1_000_000_000
 _MOST = 4096
 _MOST_OF_ONE = 32
 """as many as a robot remembers (`hal.safety.stop_latch`)"""
+_MOST_ROBOTS = 1000
+"""that have not shown a stop; more only while all of them are heard"""
 _LONGEST = 128
 """characters of a robot's name, and of a stop's id, that somebody else chose"""
 _AT_ONCE = 500
@@ -70,7 +72,7 @@ class StopServer:
         self._lock = threading.Lock()
         self._outbox: deque[OperatorCommand] = deque()
         self._undelivered: deque[OperatorCommand] = deque(maxlen=_MOST)
-        self._given: deque[tuple[str, OperatorCommand]] = deque(maxlen=_MOST)
+        self._given: deque[tuple[str, OperatorCommand]] = deque()
         self._answers: deque[tuple[str, StopState]] = deque(maxlen=_MOST)
         self._unshown: dict[str, dict[str, _Unshown]] = {}
         self._answered_ns: dict[tuple[str, str], int] = {}
@@ -80,6 +82,8 @@ class StopServer:
         self.refused: Counter[str] = Counter()
         """what is no matter of stopping, or of those who may not stop, by reason"""
         self._told = event_budget()
+        self._pressed, self._pressed_of_one = PeerBudget(50, 50_000_000), PeerBudget(5, 1_000_000_000)
+        """stops of each key; and, beyond that, of each key for each robot that is heard here"""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -89,6 +93,9 @@ class StopServer:
         """A person stops a robot: it goes out at once. The gateway's loop gets it from `pop_given`, with whose it is;
         `peer`: '' for the page."""
         with self._lock:
+            if len(self._given) >= _MOST:
+                ((most, _),) = Counter(who for who, _ in self._given).most_common(1)
+                del self._given[next(at for at, (who, _) in enumerate(self._given) if who == most)]
             self._given.append((peer, command))
             self._send_stop(command)
         self._wake.ring()
@@ -229,10 +236,22 @@ class StopServer:
                 if len(message.robot) > _LONGEST:
                     self.refused[RefusalReason.rejected] += 1
                     return
+                if not self._may_stop(name, message.robot):
+                    self.refused[RefusalReason.too_often] += 1
+                    return
                 stop = message.stop if 0 < len(message.stop) <= _LONGEST else new_stop_id(name)
                 self.give(msgspec.structs.replace(message, operator=name, stop=stop), name)
             case _:
                 self._drop(peer, message)
+
+    def _may_stop(self, name: str, robot: str) -> bool:
+        """As often as people press, and a whole fleet at once; no other key takes anything of that."""
+        now_ns = self._clock.now_ns()
+        if self._pressed.take(name, now_ns):
+            return True
+        with self._lock:
+            up = self._is_up(robot)
+        return up and self._pressed_of_one.take(f"{name} {robot}", now_ns)
 
     def _drop(self, peer: str, message: Message) -> None:
         self.refused[RefusalReason.wrong_role] += 1
@@ -270,6 +289,8 @@ class StopServer:
     # --- with the lock held -------------------------------------------------------------------------------------
 
     def _send_stop(self, command: OperatorCommand) -> None:
+        if command.robot not in self._unshown and len(self._unshown) >= _MOST_ROBOTS:
+            self._make_room()
         unshown = self._unshown.setdefault(command.robot, {})
         if command.stop in unshown:
             return
@@ -277,6 +298,16 @@ class StopServer:
         if len(unshown) < _MOST_OF_ONE:
             unshown[command.stop] = _Unshown(command, now_ns, now_ns)
         self._outbox.append(command)
+
+    def _make_room(self) -> None:
+        """Forget a robot that is not heard here, the first one of whoever stops most of these: a stop that was noted
+        is sent again by the gateway's loop."""
+        away: dict[str, list[str]] = {}
+        for robot, unshown in self._unshown.items():
+            if not self._is_up(robot):
+                away.setdefault(next(iter(unshown.values())).command.operator, []).append(robot)
+        if away:
+            del self._unshown[max(away.values(), key=len)[0]]
 
     def _forget(self, robot: str, stop: str) -> None:
         if (unshown := self._unshown.get(robot)) is not None:

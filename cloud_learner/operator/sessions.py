@@ -20,12 +20,15 @@ from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivab
 from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
+from wire.identity.refusals import AddressLimit, RefusalReason
 from wire.messages.gateway import LAST_SEQUENCE, OperatorCommand
 from wire.stop_state import new_stop_id
 from wire.types import EPISODE_COMMANDS, Lease, OperatorCommandKind, RobotSpec
 
 HEARTBEAT_S = 0.3
 MAX_MESSAGE_BYTES = 16 * 1024
+_WISHES, _WISH_S = 100, 0.05
+"""of one page: so many at once, then one every so often, but for stops and what drives a robot"""
 _LATEST_MS = 2**62 / 1e6
 """what still is a time in nanoseconds"""
 
@@ -72,6 +75,10 @@ class RobotNotClaimedError(RejectedError):
     """A command for a robot that this page does not hold, or no longer: a page may learn that a moment too late."""
 
 
+class TooManyWishesError(RejectedError):
+    """More than a person asks for."""
+
+
 _decoder = msgspec.json.Decoder(PageMessage)
 
 
@@ -95,6 +102,8 @@ class OperatorSessions:
         self._holder: dict[str, int] = {}
         self._dropped: set[str] = set()
         self._next = 1
+        self._wishes = AddressLimit(_WISHES, _WISH_S, lambda: self._clock.now_ns() / 1e9)
+        """by page, not by address"""
         self.refused: Counter[str] = Counter()
         """what pages sent in vain, by reason"""
 
@@ -153,8 +162,9 @@ class OperatorSessions:
         except ProtocolError as error:
             self.refused[error.reason] += 1
             raise
-        except RejectedError:
-            self.refused["rejected"] += 1
+        except RejectedError as error:
+            often = isinstance(error, TooManyWishesError)
+            self.refused[RefusalReason.too_often if often else RefusalReason.rejected] += 1
             raise
 
     def _handle(self, operator: int, data: str | bytes) -> str:
@@ -177,6 +187,11 @@ class OperatorSessions:
 
     def _act(self, operator: int, message: PageMessage) -> str:
         robot, kind = message.robot, OperatorCommandKind(message.type)
+        wish = kind not in (OperatorCommandKind.estop, OperatorCommandKind.command)
+        if wish and not self._wishes.take(_name(operator)):
+            raise TooManyWishesError(
+                f"This page asks for too much at once, so {robot} did not get '{kind}'. Wait a moment."
+            )
         holder = self._holder.get(robot)
         own = self._view.stops(robot).get(message.stop) == _name(operator)
         anybody = kind == OperatorCommandKind.estop or (kind == OperatorCommandKind.release_estop and own)

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import find_out_of_range
-from cloud_learner.buffer.ledger.control import HOLD, HUMAN, POLICY, SCRIPT, by_human
+from cloud_learner.buffer.control import HOLD, HUMAN, POLICY, SCRIPT, by_human
+from cloud_learner.buffer.ledger import clock_history
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import LeaseKind, OffsetRow
 from cloud_learner.buffer.store.quarantine import QuarantineReason
@@ -27,6 +28,8 @@ MARGIN_NS = 1_000_000_000
 error of its measured clock, half a round trip at most, is part of it"""
 BOOT_MARGIN_NS = 5_000_000_000
 """and so long in addition where the gateway's computer was started again in between: wall clocks tell then"""
+CLOCKS = 8
+"""of a robot, the newest, by which a time is tried: boots of its computer since it recorded what it brings"""
 _ROBOTS = 1024
 
 
@@ -101,37 +104,27 @@ class Provenance:
     # --- when -----------------------------------------------------------------------------------------------------
 
     def _held_by_person(self, robot: str, times_ns: np.ndarray, now_ns: int, offset_ns: int) -> np.ndarray:
-        """bool[k]: whether a person had the robot at each of int64[k] times of its clock; of the clocks that it had,
-        the one by which most are confirmed counts."""
-        best = np.zeros(len(times_ns), bool)
+        """bool[k]: whether a person had the robot at each of int64[k] times of its clock; of the newest clocks that it
+        had, the one by which most are confirmed counts."""
         clocks = self._clocks(robot)
         if offset_ns or not clocks:
             clocks.append([OffsetRow(0, now_ns, offset_ns, "", self._ledger.known_clock_base())])
-        for clock in clocks:
-            for then_ns in _carried(times_ns, clock):
-                span = int(then_ns.min()), int(then_ns.max())
-                wide_ns = MARGIN_NS + BOOT_MARGIN_NS
-                leases = self._ledger.lease_intervals(
-                    robot, LeaseKind.person, span[0] - wide_ns, span[1] + wide_ns, now_ns
-                )
-                held = within(then_ns, leases, clock[0].base_ns)
-                if held.all():
-                    return held
-                best = max(best, held, key=np.count_nonzero)
-        return best
+        carried = [(then_ns, clock[0].base_ns) for clock in clocks for then_ns in _carried(times_ns, clock)]
+        wide_ns = MARGIN_NS + BOOT_MARGIN_NS
+        spans = {(int(then_ns.min()) - wide_ns, int(then_ns.max()) + wide_ns) for then_ns, _ in carried}
+        leases = self._ledger.lease_intervals(robot, LeaseKind.person, spans, now_ns)
+        return max((within(then_ns, leases, base_ns) for then_ns, base_ns in carried), key=np.count_nonzero)
 
     def _clocks(self, robot: str) -> list[list[OffsetRow]]:
-        """What was measured of each clock that the robot had, a boot of its computer or of the gateway's each, the
-        newest first."""
+        """What was measured of each of the newest clocks that the robot had, a boot of its computer or of the gateway's
+        each, the newest first."""
         known = self._offsets.setdefault(robot, [])
         self._offsets.move_to_end(robot)
         if len(self._offsets) > _ROBOTS:
             self._offsets.popitem(last=False)
-        known += self._ledger.clock_offsets(robot, known[-1].id if known else 0)
-        clocks: dict[tuple[str, int], list[OffsetRow]] = {}
-        for row in known:
-            clocks.setdefault((row.clock, row.base_ns), []).append(row)
-        return sorted(clocks.values(), key=lambda rows: rows[-1].id, reverse=True)
+        if fresh := self._ledger.clock_offsets(robot, known[-1].id if known else 0):
+            known[:] = clock_history.kept([*known, *fresh], CLOCKS)
+        return sorted(clock_history.by_clock(known), key=lambda rows: rows[-1].id, reverse=True)
 
 
 def within(times_ns: np.ndarray, leases: np.ndarray, base_ns: int) -> np.ndarray:

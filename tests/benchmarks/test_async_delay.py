@@ -13,7 +13,7 @@ from benchmarks.async_delay.conditions import BURSTS, FIXED, LIMITED, RANDOM, Co
 from benchmarks.async_delay.data import Pushes, demonstrate, pushed
 from benchmarks.async_delay.statistics import bootstrap, shown, wilson
 from benchmarks.async_delay.track import TrackOperator, TrackRobot, track_spec
-from cloud_learner.buffer.ledger.control import HOLD, SCRIPT
+from cloud_learner.buffer.control import HOLD, SCRIPT
 from cloud_learner.buffer.location import BufferLocation
 from hal.interfaces.robot import Feedback
 from hal.safety.limits import SafetyLimits

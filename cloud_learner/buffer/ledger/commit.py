@@ -17,8 +17,8 @@ from sqlalchemy import bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cloud_learner.buffer.check import MAX_STEPS
+from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, summarise_control
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.control import NOBODY, Control, find_runs, is_takeover, summarise_control
 from cloud_learner.buffer.ledger.notes import unknown_spec
 from cloud_learner.buffer.ledger.rows import Journaled
 from wire.errors import InvalidDataError

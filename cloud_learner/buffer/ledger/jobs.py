@@ -7,7 +7,7 @@ times that must outlive it are nanoseconds since 1970 (`wall_ns`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -104,11 +104,16 @@ def reserve_leases(connection: sa.Connection, count: int) -> int:
 
 
 def note_leases(connection: sa.Connection, gateway: int, notes: Sequence[LeaseNote]) -> None:
-    """Enter in the history what began and what ended at a gateway, in this order. All of it or nothing."""
+    """Enter in the history what began and what ended at a gateway, in this order, but for what is there already. All
+    of it or nothing."""
     for note in notes:
+        one = sa.and_(_history.robot == note.robot, _history.number == note.number)
         if note.ended:
-            open_one = sa.update(tables.lease_history).where(_history.robot == note.robot, _history.to_ns == -1)
-            connection.execute(open_one.where(_history.number == note.number).values(to_ns=note.at_ns))
+            began = sa.and_(_history.to_ns == -1, _history.from_ns <= note.at_ns)
+            connection.execute(sa.update(tables.lease_history).where(one, began).values(to_ns=note.at_ns))
+            continue
+        same = sa.and_(one, _history.kind == note.kind, _history.from_ns == note.at_ns, _history.gateway == gateway)
+        if connection.scalar(sa.select(_history.id).where(same)) is not None:
             continue
         values = {name: getattr(note, name) for name in ("robot", "number", "holder", "kind")} | {"gateway": gateway}
         base_ns = clock_base(connection, note.at_ns)
@@ -143,14 +148,16 @@ def _end_open(
 
 
 def lease_intervals(
-    connection: sa.Connection, robot: str, kind: LeaseKind, first_ns: int, last_ns: int, now_ns: int
+    connection: sa.Connection, robot: str, kind: LeaseKind, spans: Iterable[tuple[int, int]], now_ns: int
 ) -> np.ndarray:
-    """int64[k, 3]: begin, end and base of the leases of that kind that the robot was held by from `first_ns` to
-    `last_ns`, growing; times in nanoseconds since 1970. One that stands ends at `now_ns` of the gateway's clock."""
+    """int64[k, 3]: begin, end and base of the leases of that kind that the robot was held by within any of `spans`,
+    (first, last) each, growing; times in nanoseconds since 1970. One that stands ends at `now_ns` of the gateway's
+    clock."""
     begin = _history.from_ns + _history.base_ns
     end = sa.case((_history.to_ns == -1, now_ns), else_=_history.to_ns) + _history.base_ns
     query = sa.select(begin, end, _history.base_ns).order_by(begin)
-    query = query.where(_history.robot == robot, _history.kind == kind, begin <= last_ns, end >= first_ns)
+    then = sa.or_(*(sa.and_(begin <= last_ns, end >= first_ns) for first_ns, last_ns in spans))
+    query = query.where(_history.robot == robot, _history.kind == kind, then)
     return np.array([tuple(row) for row in connection.execute(query)], np.int64).reshape(-1, 3)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger import clock_history, tables
 from cloud_learner.buffer.ledger.rows import (
     AppliedRow,
     EvaluationRow,
@@ -76,25 +76,37 @@ def see_robot(connection: sa.Connection, name: str, spec: RobotSpec | None, cloc
     connection.execute(row.on_conflict_do_update(index_elements=["name"], set_=seen))
 
 
-def set_clock_offset(connection: sa.Connection, name: str, offset_ns: int, measured_ns: int) -> None:
+def set_clock_offset(
+    connection: sa.Connection, name: str, offset_ns: int, measured_ns: int, clock: str | None = None
+) -> None:
     """Note the measured offset of a robot's clock, gateway time minus robot time, if it is another one than before.
 
-    Nothing happens for a robot that was never seen.
+    `clock`: which one it was; None: that with which the robot was seen last. Nothing happens for a robot that was never
+    seen. Of each robot as much is kept as `clock_history` says.
     """
-    newest = sa.select(_offsets.offset_ns).where(_offsets.robot == name).order_by(_offsets.id.desc()).limit(1)
-    clock = connection.scalar(sa.select(_robots.clock).where(_robots.name == name))
-    if clock is None or connection.scalar(newest) == offset_ns:
+    query = sa.select(_offsets.offset_ns, _offsets.clock, _offsets.base_ns).where(_offsets.robot == name)
+    newest = connection.execute(query.order_by(_offsets.id.desc()).limit(1)).one_or_none()
+    seen = connection.scalar(sa.select(_robots.clock).where(_robots.name == name))
+    if seen is None or (newest is not None and newest.offset_ns == offset_ns):
         return
+    clock = seen if clock is None else clock
     base_ns = clock_base(connection, measured_ns)
     values = {"robot": name, "measured_ns": measured_ns, "offset_ns": offset_ns, "clock": clock, "base_ns": base_ns}
     connection.execute(sa.insert(tables.clock_offsets).values(**values))
     connection.execute(sa.update(tables.robots).where(_robots.name == name).values(clock_offset_ns=offset_ns))
+    count = connection.scalar(sa.select(sa.func.count()).where(_offsets.robot == name)) or 0
+    other_clock = newest is not None and (newest.clock, newest.base_ns) != (clock, base_ns)
+    if other_clock or count > 2 * clock_history.MEASUREMENTS:
+        rows = clock_offsets(connection, name)
+        gone = {row.id for row in rows} - {row.id for row in clock_history.kept(rows)}
+        for some in chunks(sorted(gone)):
+            connection.execute(sa.delete(tables.clock_offsets).where(_offsets.id.in_(some)))
 
 
 def clock_offset_at(connection: sa.Connection, name: str, time_ns: int) -> int:
     """Gateway time minus time of that robot or process, as it was known when the gateway's clock said `time_ns`.
 
-    Before the first measurement: what that found; 0 when there was none.
+    Before the first measurement that is kept: what that found; 0 when there was none.
     """
     found = sa.select(_offsets.offset_ns).where(_offsets.robot == name)
     then = found.where(_offsets.measured_ns <= time_ns).order_by(_offsets.id.desc()).limit(1)
@@ -103,7 +115,7 @@ def clock_offset_at(connection: sa.Connection, name: str, time_ns: int) -> int:
 
 
 def clock_offsets(connection: sa.Connection, name: str, after_id: int = 0) -> tuple[OffsetRow, ...]:
-    """What was measured of that robot's clock, in this order, after measurement `after_id`."""
+    """What is kept of what was measured of that robot's clock, in this order, after measurement `after_id`."""
     query = columns_of(OffsetRow, _offsets).where(_offsets.robot == name, _offsets.id > after_id)
     return rows_of(connection, OffsetRow, query.order_by(_offsets.id))
 

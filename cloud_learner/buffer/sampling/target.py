@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import DISCARDED, OUTCOMES
-from cloud_learner.buffer.ledger.control import HOLD, by_human
+from cloud_learner.buffer.control import HOLD, by_human
 from wire.errors import ConfigError, InvalidDataError, suggest
 from wire.messages.gateway import ACTORS
 

@@ -217,3 +217,31 @@ def test_a_job_of_an_older_gateway_that_cannot_be_taken_up_does_not_keep_it_from
     hall = hall.killed()
     assert hall.jobs(hall.peer())["console"].phase == "cancelled"
     hall.ledger.close()
+
+
+def test_a_key_wishes_as_often_as_programs_do_and_stops_drives_and_renews_beside_that(hall: Hall) -> None:
+    edge, bad, good = hall.edge("robot-0"), hall.peer("teleoperator"), hall.peer("teleoperator-2")
+    lease = hall.ask(bad, AcquireLease(1, "robot-0", "teleoperation", 0, 60.0)).lease
+    assert lease is not None
+    for number in range(700):
+        bad.send(OperatorCommand("robot-0", "hand_back" if number % 2 else "take_over", lease=lease.number))
+        hall.gateway.poll()
+    edge.poll()
+    heard = [m.kind for m in edge.received if isinstance(m, OperatorCommand)]
+    assert len(heard) == 499, "of 500 one was the lease's"
+    assert hall.gateway.refused == {"too_often": 201}
+    refused = [m for m in hall.received(bad) if isinstance(m, Response) and m.refused]
+    assert len(refused) == 201 and refused[-1].refused.startswith("OperatorCommand: this key asks for more")
+    answer = hall.ask(bad, AcquireLease(7, "robot-0", "teleoperation", 0, 60.0))
+    assert answer.call == 7 and "Wait a moment" in answer.refused
+    # It keeps what it has, and stops; others are none of the matter.
+    assert hall.ask(bad, RenewLease(8, "robot-0", lease.number)).lease is not None
+    edge.received.clear()
+    bad.send(OperatorCommand("robot-0", "estop", stop="t-1"))
+    hall.gateway.poll()
+    edge.poll()
+    assert next(m.kind for m in edge.received if isinstance(m, OperatorCommand)) == "estop"
+    assert "stopped by teleoperator" in hall.ask(good, AcquireLease(1, "robot-0", "teleoperation", 0, 60.0)).refused
+    hall.clock.advance(1_000_000_000)
+    answer = hall.ask(bad, AcquireLease(9, "robot-0", "teleoperation", 0, 60.0))
+    assert "stopped by" in answer.refused

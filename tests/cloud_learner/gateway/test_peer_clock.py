@@ -9,9 +9,12 @@ import pytest
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.gateway.peer_clock import PeerClocks
 from tests import samples
+from tests.cloud_learner.dispatch.hall import Hall
+from tests.cloud_learner.fake_edge import SPEC
 from wire.clock import clock_name
 from wire.errors import RejectedError
-from wire.messages.gateway import Heartbeat, Hello
+from wire.identity.refusals import RefusalReason
+from wire.messages.gateway import Heartbeat, Hello, HelloAck, Rejection
 
 MS, SECOND, YEAR = 1_000_000, 1_000_000_000, 365 * 86_400 * 1_000_000_000
 CLOCK = "the robot's"
@@ -118,3 +121,73 @@ def test_a_time_of_day_that_is_a_year_off_is_told_once_with_what_to_do(tmp_path:
 def test_on_one_machine_there_is_nothing_to_measure(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     assert scene.hello(clock=clock_name()) == 0
+
+
+def test_a_clock_that_jumps_at_each_beat_is_stored_once_a_second(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.hello()
+    scene.beat()
+    for number in range(400):
+        # two hundred beats a second; one that spans a jump says nothing
+        scene.ahead_ns += SECOND * (number % 2)
+        scene.now_ns += 5 * MS - SECOND - MS
+        scene.beat()
+    assert len(scene.ledger.clock_offsets("robot-0")) <= 6
+    scene.now_ns += SECOND
+    found = scene.beat()
+    robot = scene.ledger.robot("robot-0")
+    assert found is not None and robot is not None and robot.clock_offset_ns == found
+
+
+def test_a_robot_with_more_clocks_than_boots_is_let_in_once_a_minute(tmp_path: Path) -> None:
+    hall = Hall(tmp_path)
+    bad, good = hall.server.connect("robot-1"), hall.edge("robot-0")
+
+    def says_hello(clock: str) -> bool:
+        bad.send(Hello("robot-1", "edge", clock, hall.clock.now_ns() + int(clock.split()[1]) * MS, 7, SPEC, ("reach",)))
+        hall.gateway.poll()
+        answers = hall.received(bad)
+        assert any(isinstance(one, Rejection) and "more clocks" in one.reason for one in answers) != any(
+            isinstance(one, HelloAck) for one in answers
+        )
+        return any(isinstance(one, HelloAck) for one in answers)
+
+    let_in = [says_hello(f"boot {n}") for n in range(100)]
+    assert let_in == [True] * 9 + [False] * 91
+    assert hall.gateway.refused == {RefusalReason.too_often: 91}
+    assert len({row.clock for row in hall.ledger.clock_offsets("robot-1")}) <= 9
+    # The clock that it has, and others, are none of the matter; a real boot waits for a minute at most.
+    assert says_hello("boot 8") and not says_hello("boot 100")
+    hall.clock.advance(60 * SECOND)
+    assert says_hello("boot 100") and not says_hello("boot 101")
+    good.episode()
+    hall.gateway.poll()
+    good.poll()
+    assert not good.spool
+    told = [event["text"] for event in hall.view.snapshot()["events"] if "more clocks" in event["text"]]
+    assert len(told) <= 3
+    hall.ledger.close()
+
+
+def test_an_offset_that_waited_is_noted_of_the_clock_that_it_was_measured_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = Hall(tmp_path)
+    robot = hall.server.connect("robot-1")
+
+    def says_hello(clock: str, sent_ns: int) -> None:
+        robot.send(Hello("robot-1", "edge", clock, sent_ns, 7, SPEC, ("reach",)))
+        hall.gateway.poll()
+
+    now_ns = hall.clock.now_ns()
+    says_hello("first", now_ns - 5_000)
+    with monkeypatch.context() as away:
+        away.setattr(hall.gateway._storage, "step", lambda: False)
+        robot.send(Heartbeat(now_ns - 4_000, now_ns, now_ns + 1_000))
+        hall.gateway.poll()
+        # its computer starts again
+        says_hello("second", 5)
+    hall.gateway.poll()
+    clocks = [row.clock for row in hall.ledger.clock_offsets("robot-1")]
+    assert clocks == ["first", "second"]
+    hall.ledger.close()

@@ -231,3 +231,78 @@ def test_what_hosts_answer_and_connections_that_are_gone_take_no_more_and_more_r
         ways.stops.poll()
     assert len(ways.stops._answered_ns) <= 4096
     assert len(ways.stops._heard_ns["robot-0"]) <= 3
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+def flood(ways: Ways, keys: int, stops: int) -> None:
+    """Each key stops so many robots that do not exist, as fast as it is let."""
+    lines = [ways.apart.connect(f"console-{key}") for key in range(keys)]
+    for number in range(stops):
+        for key, line in enumerate(lines):
+            line.send(OperatorCommand(f"nobody-{key}-{number}", "estop", stop=f"{key}-{number}"))
+        ways.clock.advance(SECOND // 20)
+        if number % 20 == 0:
+            ways.beat()
+    ways.stops.poll()
+
+
+def test_robots_that_nobody_has_take_no_more_and_more_room(ways: Ways) -> None:
+    # as while the gateway waits for its database: nobody asks what was given
+    away = OperatorCommand("robot-away", "estop", operator="web-1", stop="a")
+    ways.stops.give(away)
+    flood(ways, 5, 1000)
+    assert len(ways.stops._unshown) <= 1000 and len(ways.stops._given) <= 4096
+    # Room is made by those who take it: a robot that is away hears of its stop when it is back.
+    assert ("", away) in ways.stops.pop_given()
+    line = ways.apart.connect("robot-away")
+    line.send(Heartbeat(1))
+    ways.clock.advance(SECOND)
+    ways.stops.poll()
+    assert [m.stop for m in ways.heard(line) if isinstance(m, OperatorCommand)] == ["a"]
+
+
+def test_a_key_stops_robots_as_often_as_people_press(ways: Ways) -> None:
+    bad = ways.apart.connect("console")
+    for number in range(1000):
+        bad.send(OperatorCommand(f"nobody-{number}", "estop", stop=f"{number}"))
+    while len(ways.stops._given) + ways.stops.refused["too_often"] < 1000:
+        ways.stops.poll()
+    assert ways.stops.refused == {"too_often": 950}
+    ways.clock.advance(SECOND)
+    for number in range(1000):
+        bad.send(OperatorCommand(f"nobody-{number}", "estop", stop=f"again-{number}"))
+    while len(ways.stops._given) + ways.stops.refused["too_often"] < 2000:
+        ways.stops.poll()
+    assert ways.stops.refused == {"too_often": 950 + 980}
+
+
+@pytest.mark.parametrize("who", ["console", "teleoperator-2"])
+def test_a_robot_that_is_connected_is_stopped_whatever_else_is_stopped(ways: Ways, who: str) -> None:
+    ways.beat()
+    bad = ways.apart.connect("console")
+    for number in range(400):
+        bad.send(OperatorCommand(f"nobody-{number}", "estop", stop=f"{number}"))
+    ways.stops.poll()
+    # Also by the key that has used up what it may.
+    line = bad if who == "console" else ways.apart.connect(who)
+    line.send(OperatorCommand("robot-0", "estop", stop="real"))
+    assert ways.by_stop_way() == [("estop", "real")]
+    ways.hall.gateway.poll()
+    assert ways.hall.gateway._dispatcher.operators.stop_states()["robot-0"].stops == {"real": who}
+
+
+def test_a_whole_fleet_is_stopped_at_once_by_one_key(ways: Ways) -> None:
+    robots = [ways.apart.connect(f"robot-{number}") for number in range(1200)]
+    for robot in robots:
+        robot.send(Heartbeat(1))
+    for _ in range(3):
+        ways.stops.poll()
+    console = ways.apart.connect("console")
+    for number in range(1200):
+        console.send(OperatorCommand(f"robot-{number}", "estop", stop=f"s{number}"))
+    for _ in range(3):
+        ways.stops.poll()
+    stopped = [m.stop for robot in robots for m in ways.heard(robot) if isinstance(m, OperatorCommand)]
+    assert stopped == [f"s{number}" for number in range(1200)] and not ways.stops.refused

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -235,3 +236,35 @@ def test_a_number_that_no_message_can_carry_is_refused(desk: OperatorSessions, v
         say(desk, desk.join(), "take_over", sequence=sequence)
     assert kinds(view) == []
     assert desk.refused == {"malformed": 1}
+
+
+def test_a_page_wishes_as_often_as_a_person_does_and_stops_and_drives_as_often_as_it_likes(
+    desk: OperatorSessions, view: FleetView, clock: ManualClock
+):
+    me, you = desk.join(), desk.join()
+
+    def wishes(count: int) -> int:
+        granted = 0
+        for number in range(count):
+            with contextlib.suppress(RejectedError):
+                say(desk, me, "hand_back" if number % 2 else "take_over")
+                granted += 1
+            view.pop_commands()
+        return granted
+
+    assert wishes(1000) == 100
+    assert desk.refused == {"too_often": 900}
+    with pytest.raises(RejectedError, match="asks for too much at once, so r1 did not get 'take_over'"):
+        say(desk, me, "take_over")
+    clock.advance(1_000_000_000)
+    assert wishes(1000) == 20
+    # Others, stops and what drives are none of the matter.
+    say(desk, you, "take_over", "r2")
+    say(desk, you, "hand_back", "r2")
+    clock.advance(50_000_000)
+    say(desk, me, "take_over")
+    view.pop_commands()
+    for number in range(1, 500):
+        say(desk, me, "command", action=[0, 0, 0, 0], sequence=number)
+        say(desk, me, "estop")
+        assert kinds(view) == [("r1", "command"), ("r1", "estop")]

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 
 from cloud_learner.buffer.check import MAX_REWARD, VALUE_MARGIN
 from cloud_learner.buffer.ledger import notes
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import LeaseKind, LeaseNote
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.storage.ingest import Ingest, IngestResult
-from cloud_learner.provenance.provenance import BOOT_MARGIN_NS, MARGIN_NS, within
+from cloud_learner.provenance.provenance import BOOT_MARGIN_NS, CLOCKS, MARGIN_NS, within
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.clock import ManualClock
 from wire.messages.gateway import ACTORS, Segment
@@ -149,6 +150,33 @@ def test_what_a_robot_recorded_before_its_computer_started_again_goes_by_its_clo
     storage.leased(storage.now)
     storage.clock.advance(10 * S)
     assert storage.stores([HUMAN] * STEPS, 8 * S)
+
+
+def test_of_many_clocks_of_a_robot_the_newest_are_tried_with_one_look_at_the_leases(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        storage.clock.advance(100 * S)
+        storage.ledger.see_robot("r1", SPEC, f"clock {number}", storage.now)
+        # each begins with its boot
+        storage.ledger.set_clock_offset("r1", storage.now, storage.now)
+        if number >= 300 - CLOCKS - 1:
+            storage.leased(storage.now + 10 * (number - 290) * S, storage.now + (10 * (number - 290) + 5) * S)
+    assert len(storage.ledger.clock_offsets("r1")) <= 64
+    looks = []
+    look = Ledger.lease_intervals
+
+    def counted(*arguments: object) -> np.ndarray:
+        looks.append(1)
+        return look(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ledger, "lease_intervals", counted)
+    storage.clock.advance(100 * S)
+    # so long after its boot each of them was driven; what the last but eight others brings is not known any more
+    found = [storage.stores([HUMAN] * 8, 10 * (number - 290) * S) for number in range(291, 300)]
+    assert found == [False] + [True] * CLOCKS
+    assert len(looks) == 1 + CLOCKS
+    assert len(storage.ingest._provenance._offsets["r1"]) == CLOCKS
 
 
 def test_what_was_recorded_before_the_gateways_computer_started_again_goes_by_wall_clocks(

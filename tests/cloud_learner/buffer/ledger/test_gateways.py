@@ -107,7 +107,7 @@ def test_each_ends_its_own_leases_in_the_history_and_those_of_robots_that_it_tak
     first, second = (ledger for ledger, _ in two)
 
     def spans() -> list[tuple[int, int]]:
-        found = first.lease_intervals("r1", LeaseKind.person, -(2**62), 2**62, 10**15)
+        found = first.lease_intervals("r1", LeaseKind.person, [(-(2**62), 2**62)], 10**15)
         base = found[0, 2]
         return [(int(begin - base), int(end - base)) for begin, end, _ in found]
 

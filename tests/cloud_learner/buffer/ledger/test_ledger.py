@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from cloud_learner.buffer.control import summarise_control
 from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.ledger import tables
-from cloud_learner.buffer.ledger.control import summarise_control
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import Journaled, Totals
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec

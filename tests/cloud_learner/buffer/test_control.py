@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cloud_learner.buffer.ledger.control import NOBODY, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.control import NOBODY, find_runs, is_takeover, summarise_control
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 
