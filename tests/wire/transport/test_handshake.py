@@ -215,8 +215,7 @@ def test_a_gateway_that_is_slow_to_start_is_not_another_key(keys: Path, monkeypa
     clock.advance(60 * 10**9)
     session.raise_if_rejected()
     assert session.refusal == ""
-    until(lambda: client.send(Heartbeat(1)), client, server)
-    assert client.handshake.succeeded
+    until(lambda: client.send(Heartbeat(1)) and client.handshake.succeeded, client, server)
     client.close()
     server.close()
 

@@ -224,7 +224,8 @@ def test_stopped_from_another_thread_it_stays_where_it_is_on_its_way(bus: Feetec
     stopper.join()
     stopped = float(robot.read().state[0])
     time.sleep(0.3)
-    assert float(robot.read().state[0]) == pytest.approx(stopped, abs=1.0) and stopped < 55
+    # It goes back to where it was read, which on a busy machine is some degrees ago.
+    assert float(robot.read().state[0]) == pytest.approx(stopped, abs=5.0) and stopped < 50
     robot.close()
 
 
