@@ -377,7 +377,7 @@ def test_forces_are_state_and_distances_are_a_picture(witness: Witness) -> None:
         cameras={"deep": ImageTopic("depth/image", depth=DepthRange(0.5, 2.5))},
         **PATIENT,
     )
-    robot = Ros2Robot(replace(config, max_age_s=1.0))
+    robot = Ros2Robot(replace(config, max_age_s=3.0))
     with running(witness, joints={"lift": 0.5}, wrench="ft", depth="depth/image"):
         robot.connect()
         robot.reset("anything", 0)
