@@ -169,9 +169,10 @@ class EpisodeRecorder:
             return
         self._storing = True
         first = self._unspooled[0] if self._unspooled else None
-        # What fails is tried again at the pace of the loop.
-        wakes = len(self._unspooled) > 1 and not troubled
-        self._disk.submit(Task(partial(self._store, first, troubled), self._on_stored, self._on_failed, wakes))
+        # What is stored is sent at once; what fails is tried again at the pace of the loop.
+        self._disk.submit(
+            Task(partial(self._store, first, troubled), self._on_stored, self._on_failed, wakes=not troubled)
+        )
 
     def _store(self, waiting: _Waiting | None, troubled: bool) -> bool:
         """For the thread of the disk; whether there was one to be written."""
