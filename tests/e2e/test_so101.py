@@ -6,6 +6,7 @@ own drivers talk to the servos' bytes, through the same command line as at a ben
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -60,8 +61,12 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
+    # The buses are threads of this process, and looking through all that tests have imported stops them for a second.
+    gc.collect()
+    gc.freeze()
     with bench.follower, bench.leader:
         yield bench
+    gc.unfreeze()
 
 
 class Person:
@@ -103,7 +108,7 @@ class Person:
             while words not in self.newest_line() and time.monotonic() < patience:
                 time.sleep(0.05)
 
-    def drives(self, bench: Bench, least_s: float, seconds: float = 90) -> None:
+    def drives(self, bench: Bench, least_s: float, seconds: float = 150) -> None:
         """Take over, lead until the arm was seen to follow, hand back, and say that it went well."""
         seen: list[tuple[int, int]] = []
         begun = time.monotonic()
@@ -135,7 +140,7 @@ def _acts(snapshot: dict[str, Any], person: Person, version: int = 1) -> bool:
     return now.get("mode") == "policy" and now.get("version", 0) >= version
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(580)
 def test_an_so101_is_taught_works_is_corrected_and_learns(bench: Bench, tmp_path: Path) -> None:
     up = Job(tmp_path / "fleet", "--config", str(bench.config), recipe=RECIPE, robots=1)
     person = None
@@ -157,7 +162,11 @@ def test_an_so101_is_taught_works_is_corrected_and_learns(bench: Bench, tmp_path
 
         # corrected, and a later version is applied
         person.drives(bench, 4.0)
-        up.wait("corrections are stored", lambda s: len(human_rows(up.data, 6)) > len(shown) + 50)
+        # The end of an episode waits for a last word on it, which the next scene is.
+        up.wait(
+            "corrections are stored",
+            lambda s: person.prepares_the_scene() or len(human_rows(up.data, 6)) > len(shown) + 50,
+        )
         corrected = number(up.snapshot())
         later = up.wait("what was learned of it acts", lambda s: _acts(s, person, corrected + 2))
         assert robot(later, "robot-0")["interventions"] >= 1
