@@ -45,7 +45,7 @@ class TaskThread(ABC):
 
     def __init__(self, name: str) -> None:
         self.on_result: Callable[[], None] = lambda: None
-        """called by the thread when there is something to `pop_results`"""
+        """called by the thread when there is something to `pop_result`"""
         self.lock = threading.Condition()
         self._name = name
         self._results: deque[Result] = deque()

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ _ACTION = tuple(0.1 for _ in SPEC.action)
 _TTL_S, _RENEW_S, _OPERATOR, _WAIT_S = 1.0, 0.3, 80, 60.0
 
 
-class Driver(threading.Thread):
+class Driver(threading.Thread, ABC):
     """Somebody who drives one robot, 20 commands a second, until `over`; a robot that is lost is taken over again."""
 
     def __init__(self, robot: str) -> None:
@@ -49,8 +50,9 @@ class Driver(threading.Thread):
         except Exception as error:  # noqa: BLE001 - raised where it is noticed
             self.fault = error
 
+    @abstractmethod
     def drive(self) -> None:
-        raise NotImplementedError
+        """Take it over and command it at the moments of `commands`."""
 
     def commands(self) -> Iterator[None]:
         """One moment for each command."""

@@ -122,7 +122,7 @@ class Gateway:
         self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
         self._intake.storage = self.metrics.storage = self._storage
         self._versions = VersionService(channel, self._peers, view, ledger, weights, self._storage, clock, self.refused)
-        self._threads: tuple[TaskThread, ...] = (self._storage, self._versions.tasks)
+        self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         self._dispatcher = Dispatcher(
@@ -157,13 +157,11 @@ class Gateway:
         """Have threads do what may have to wait."""
         for thread in self._threads:
             thread.start()
-        self._versions.start()
 
     def close(self) -> None:
         """Store what has come, if storage takes it, and acknowledge that."""
         self.poll()
         ended = [thread.close(_CLOSE_S) for thread in self._threads]
-        ended.append(self._versions.close(_CLOSE_S))
         while self._deliver():
             pass
         self._view.on_command = lambda: None

@@ -26,7 +26,7 @@ from wire.messages.gateway import (
     VersionAvailable,
     WeightBytes,
 )
-from wire.task_thread import Task, TaskQueue
+from wire.task_thread import Task, TaskQueue, TaskThread
 from wire.types import PolicyVersion, Role
 
 _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
@@ -58,20 +58,14 @@ class VersionService:
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
         self._weights, self._notes, self._clock, self._refused = weights, notes, clock, refused
         self.tasks = TaskQueue("weights")
+        self.threads: tuple[TaskThread, ...] = (self.tasks,)
+        if weights.exchange is not None:
+            weights.exchange.on_arrived = self._on_arrived
+            self.threads += (weights.exchange,)
         self._announced_ns: dict[int, int] = {}
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
-
-    def start(self) -> None:
-        """Have versions of other gateways come, where there are others."""
-        if self._weights.exchange is not None:
-            take = self._on_arrived
-            self._weights.exchange.start(lambda version: self.tasks.submit(Task(lambda: version, take)))
-
-    def close(self, timeout_s: float) -> bool:
-        """No version comes from other gateways any more; whether nothing is under way."""
-        return self._weights.exchange is None or self._weights.exchange.close(timeout_s)
 
     # --- in -----------------------------------------------------------------------------------------------------
 

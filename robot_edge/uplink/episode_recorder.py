@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 _BROKEN_OFF_S = 30.0
 """an episode without a step for so long is over: control records one in every tick, or ends it sooner"""
-
-
 _SLOW_NS = 10_000_000_000
 """a segment that has waited for the disk for so long: the robot holds"""
 _HOLD_BYTES = 64 * 1024 * 1024

@@ -36,7 +36,7 @@ class SpooledEpisode:
         self.begun = begun
         """the gateway may have some of it"""
         self.kept = False
-        """somebody else than the policy acted in it: it comes first, and is never dropped"""
+        """a person or a script acted in it, or it demonstrates: it comes first, and is never dropped"""
         self.ended = False
         self.segments = self.steps = self.size = 0
         """in the spool, with their bytes"""
@@ -79,7 +79,7 @@ class SpoolIndex:
             return episode
 
     def is_kept(self, episode_id: str) -> bool:
-        """Whether somebody else than the policy acted in what is known of an episode."""
+        """Whether what is known of an episode has to stay."""
         with self._lock:
             episode = self._episodes.get(episode_id)
             return episode is not None and episode.kept

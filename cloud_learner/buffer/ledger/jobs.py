@@ -123,28 +123,32 @@ def note_leases(connection: sa.Connection, gateway: int, notes: Sequence[LeaseNo
 def end_leases(connection: sa.Connection, gateway: int, now_ns: int, slack_ns: int) -> int:
     """End in the history what a gateway left open when it was killed: when it last stored a segment and `slack_ns`
     later, or now if that is earlier; how many there were."""
-    base_ns = clock_base(connection, now_ns)
-    return _end_open(connection, gateway, slack_ns, {base_ns: now_ns})
-
-
-def _end_open(
-    connection: sa.Connection, gateway: int, slack_ns: int, now: Mapping[int, int], robots: Sequence[str] | None = None
-) -> int:
-    """As `end_leases`, of all or of these `robots`. `now`: what the gateway's clock says, by its base, where known."""
-    newest = sa.select(tables.segments.c.committed_ns).where(tables.segments.c.gateway == gateway)
-    alive_ns = connection.scalar(newest.order_by(tables.segments.c.row.desc()).limit(1)) or 0
-    query = sa.select(_history.id, _history.from_ns, _history.base_ns)
-    query = query.where(_history.gateway == gateway, _history.to_ns == -1)
-    if robots is not None:
-        query = query.where(_history.robot.in_(robots))
-    ended = [(row.id, row.from_ns, row.base_ns) for row in connection.execute(query)]
-    for row_id, from_ns, base_ns in ended:
-        # What was stored later may be of another boot's clock; of another computer's boots nothing is known.
-        to_ns = max(from_ns, alive_ns if base_ns in now or not now else 0) + slack_ns
-        if base_ns in now:
-            to_ns = max(from_ns, min(to_ns, now[base_ns]))
+    open_now = sa.and_(_history.gateway == gateway, _history.to_ns == -1)
+    base_ns, alive_ns = clock_base(connection, now_ns), _stored_ns(connection, gateway)
+    rows = connection.execute(sa.select(_history.id, _history.from_ns, _history.base_ns).where(open_now))
+    ended = [(row.id, row.from_ns, row.base_ns) for row in rows]
+    for row_id, from_ns, began_base_ns in ended:
+        # What was stored later may be of another boot's clock.
+        to_ns = max(from_ns, alive_ns if began_base_ns == base_ns else 0) + slack_ns
+        if began_base_ns == base_ns:
+            to_ns = max(from_ns, min(to_ns, now_ns))
         connection.execute(sa.update(tables.lease_history).where(_history.id == row_id).values(to_ns=to_ns))
     return len(ended)
+
+
+def _end_taken(connection: sa.Connection, gateway: int, robots: Sequence[str], slack_ns: int) -> None:
+    """End in the history what stands at another gateway, from which these robots were taken: when that last stored a
+    segment, and `slack_ns` later. Of its boots nothing is known here."""
+    open_now = sa.and_(_history.gateway == gateway, _history.to_ns == -1, _history.robot.in_(robots))
+    alive_ns = _stored_ns(connection, gateway)
+    until = sa.case((_history.from_ns > alive_ns, _history.from_ns), else_=alive_ns) + slack_ns
+    connection.execute(sa.update(tables.lease_history).where(open_now).values(to_ns=until))
+
+
+def _stored_ns(connection: sa.Connection, gateway: int) -> int:
+    """When a gateway stored its newest segment, by its clock; 0 for never."""
+    newest = sa.select(tables.segments.c.committed_ns).where(tables.segments.c.gateway == gateway)
+    return connection.scalar(newest.order_by(tables.segments.c.row.desc()).limit(1)) or 0
 
 
 def lease_intervals(
@@ -186,7 +190,7 @@ def take_robots(
         elif other != gateway:
             moved.setdefault(other, []).append(robot)
     for other, of_it in moved.items():
-        _end_open(connection, other, int(silent_s * 1e9), {}, of_it)
+        _end_taken(connection, other, of_it, int(silent_s * 1e9))
     change = {"gateway": gateway, "heard_ns": now_ns}
     if mine := [{"robot": robot, **change} for robot in robots if robot not in elsewhere]:
         row = insert_into(connection, tables.robot_holds)

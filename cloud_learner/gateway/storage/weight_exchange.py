@@ -11,8 +11,9 @@ import logging
 import mmap
 import os
 import queue
-import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cloud_learner.buffer.files import TEMPORARY, move_durably, remove_quietly
@@ -20,6 +21,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import WEIGHTS, ObjectStore
 from wire.errors import CorruptDataError, FleetError, storage_errors
+from wire.task_thread import TaskThread
 from wire.types import PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -29,48 +31,41 @@ _PART = 16 * 1024 * 1024
 _REMEMBERED = 16
 
 
-class WeightExchange:
+class WeightExchange(TaskThread):
     """Puts what is published here there, and fetches what is published elsewhere."""
 
     def __init__(self, root: Path, ledger: Ledger, objects: ObjectStore, look_s: float = _LOOK_S) -> None:
         """`root`: the directory of weights. Only stores."""
+        super().__init__("weight exchange")
+        self.on_arrived: Callable[[PolicyVersion], None] = lambda version: None
+        """called in the loop for a newest version that is here now, of another gateway"""
         self._root, self._ledger, self._objects, self._look_s = root, ledger, objects, look_s
         self._wanted: queue.SimpleQueue[VersionRow] = queue.SimpleQueue()
-        self._on_arrived: Callable[[PolicyVersion], None] = lambda version: None
         self._shared: list[int] = []
         """numbers of versions that are there and here, the newest last"""
+        self._next_s = 0.0
         self._fault = ""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="weight exchange", daemon=True)
-
-    def start(self, on_arrived: Callable[[PolicyVersion], None]) -> None:
-        """Begin. `on_arrived` is called by the thread for a newest version that is here, of another gateway."""
-        self._on_arrived = on_arrived
-        self._thread.start()
 
     def fetch(self, row: VersionRow) -> None:
         """A robot asks for this version, which is not here."""
         self._wanted.put(row)
 
-    def close(self, timeout_s: float) -> bool:
-        """End after the request that is under way, or give up on it; whether it has ended."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+    def pause_s(self) -> float:
+        return max(0.0, self._next_s - time.monotonic())
 
-    def _run(self) -> None:
-        while not self._over.wait(self._look_s):
-            try:
-                self._look()
-            except FleetError as error:
-                if str(error) != self._fault:
-                    log.warning("versions of other gateways, or for them, wait: %s", error)
-                self._fault = str(error)
-            except Exception:
-                log.exception("exchanging versions failed; it is tried again.")
-            else:
-                self._fault = ""
+    def step(self) -> bool:
+        if self.pause_s():
+            return False
+        self._next_s = time.monotonic() + self._look_s
+        try:
+            self._look()
+        except FleetError as error:
+            if str(error) != self._fault:
+                log.warning("versions of other gateways, or for them, wait: %s", error)
+            self._fault = str(error)
+        else:
+            self._fault = ""
+        return False
 
     def _look(self) -> None:
         asked = {row.version.number: row for row in (self._wanted.get_nowait() for _ in range(self._wanted.qsize()))}
@@ -81,7 +76,7 @@ class WeightExchange:
             else:
                 asked.pop(newest.version.number, None)
                 if self._get(newest):
-                    self._on_arrived(newest.version)
+                    self.hand_back(partial(self.on_arrived, newest.version))
         for row in asked.values():
             if not (self._root / row.path).exists():
                 self._get(row)
@@ -109,7 +104,7 @@ class WeightExchange:
         try:
             with storage_errors("weights file", path), open(temporary, "wb") as file:
                 for offset in range(0, size, _PART):
-                    if self._over.is_set():
+                    if self._closing:
                         return False
                     (part,) = self._objects.read([(key, offset, min(offset + _PART, size))], cached=False)
                     file.write(part)

@@ -27,9 +27,16 @@ def make(tmp_path: Path, ledger: Ledger) -> Callable[[str], WeightExchange]:
 
     def made(name: str) -> WeightExchange:
         (tmp_path / name).mkdir()
-        return WeightExchange(tmp_path / name, ledger, open_objects(f"file://{tmp_path / 'objects'}"))
+        return WeightExchange(tmp_path / name, ledger, open_objects(f"file://{tmp_path / 'objects'}"), look_s=0)
 
     return made
+
+
+def look(exchange: WeightExchange) -> None:
+    """As the gateway's loop does where there are no threads."""
+    exchange.step()
+    while (result := exchange.pop_result()) is not None:
+        result()
 
 
 def publish(ledger: Ledger, root: Path, number: int) -> VersionRow:
@@ -42,14 +49,14 @@ def publish(ledger: Ledger, root: Path, number: int) -> VersionRow:
 
 def test_a_version_comes_once_it_was_put(make, ledger: Ledger, tmp_path: Path) -> None:
     here, there, came = make("a"), make("b"), list[PolicyVersion]()
-    there._on_arrived = came.append
+    there.on_arrived = came.append
     row = publish(ledger, tmp_path / "a", 1)
-    there._look()
+    look(there)
     assert came == []
     assert list((tmp_path / "b").iterdir()) == []
-    here._look()
-    there._look()
-    there._look()
+    look(here)
+    look(there)
+    look(there)
     assert came == [row.version]
     assert (tmp_path / "b" / row.path).read_bytes() == (tmp_path / "a" / row.path).read_bytes()
 
@@ -57,23 +64,23 @@ def test_a_version_comes_once_it_was_put(make, ledger: Ledger, tmp_path: Path) -
 def test_an_older_one_comes_when_a_robot_asks(make, ledger: Ledger, tmp_path: Path) -> None:
     here, there = make("a"), make("b")
     old = publish(ledger, tmp_path / "a", 1)
-    here._look()
+    look(here)
     publish(ledger, tmp_path / "a", 2)
-    here._look()
-    there._look()
+    look(here)
+    look(there)
     assert not (tmp_path / "b" / old.path).exists()
     there.fetch(old)
-    there._look()
+    look(there)
     assert (tmp_path / "b" / old.path).exists()
 
 
 def test_what_is_damaged_does_not_come(make, ledger: Ledger, tmp_path: Path) -> None:
     here, there, came = make("a"), make("b"), list[PolicyVersion]()
-    there._on_arrived = came.append
+    there.on_arrived = came.append
     row = publish(ledger, tmp_path / "a", 1)
-    here._look()
+    look(here)
     path = tmp_path / "objects" / WEIGHTS / row.path
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    there._look()
+    look(there)
     assert came == []
     assert list((tmp_path / "b").iterdir()) == []
