@@ -6,7 +6,6 @@ own drivers talk to the servos' bytes, through the same command line as at a ben
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 from tests.e2e.test_processes import ROOT, Job, number, robot
 from tests.e2e.test_small_fleet import Typist, human_rows
 from tests.extras import needs
-from tests.hal.drivers.lerobot.feetech_bus import FeetechBus
+from tests.hal.drivers.lerobot.feetech_bus import FeetechBus, buses_elsewhere
 from tests.hal.drivers.lerobot.so_arm import calibrated
 
 pytestmark = [needs("lerobot"), pytest.mark.slow]
@@ -33,8 +32,8 @@ MIDDLE, STEPS_PER_DEG = 2000, 4095 / 360
 class Bench:
     """Both arms and the file that describes them."""
 
-    def __init__(self, root: Path) -> None:
-        self.follower, self.leader = FeetechBus(position=MIDDLE), FeetechBus(position=MIDDLE)
+    def __init__(self, root: Path, follower: FeetechBus, leader: FeetechBus) -> None:
+        self.follower, self.leader = follower, leader
         self.config = root / "bench.toml"
         arms = {
             "robot": calibrated(self.follower, root / "calibration"),
@@ -60,13 +59,8 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    # The buses are threads of this process, and looking through all that tests have imported stops them for a second.
-    gc.collect()
-    gc.freeze()
-    with bench.follower, bench.leader:
-        yield bench
-    gc.unfreeze()
+    with buses_elsewhere(2, position=MIDDLE) as (follower, leader):
+        yield Bench(tmp_path, follower, leader)
 
 
 class Person:

@@ -7,12 +7,16 @@ checksum. A servo has its register file and moves to its goal at a limited speed
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import select
 import threading
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.managers import BaseManager
+from typing import Any
 
 PING, READ, WRITE, REG_WRITE, ACTION, SYNC_READ, SYNC_WRITE = 1, 2, 3, 4, 5, 0x82, 0x83
 BROADCAST = 0xFE
@@ -215,3 +219,28 @@ class FeetechBus:
             return
         body = bytes([servo.number, len(data) + 2, 0]) + data
         os.write(self._master, b"\xff\xff" + body + bytes([~sum(body) & 0xFF]))
+
+
+class _Elsewhere(FeetechBus):
+    def start(self) -> str:
+        return self.__enter__().port
+
+
+class _Buses(BaseManager):
+    """A process with buses."""
+
+
+_Buses.register("bus", _Elsewhere, exposed=("start", "calibrate", "move", "present", "torque", "unplug"))
+
+
+@contextlib.contextmanager
+def buses_elsewhere(count: int, **options: float) -> Iterator[list[Any]]:
+    """So many `FeetechBus` at work, with `port` and what a hand can do, in a process of their own: whatever keeps this
+    one busy, they answer."""
+    with _Buses(ctx=multiprocessing.get_context("spawn")) as process:
+        buses = [process.bus(**options) for _ in range(count)]  # type: ignore[attr-defined]
+        for bus in buses:
+            bus.port = bus.start()
+        yield buses
+        for bus in buses:
+            bus.unplug()
