@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -16,16 +17,16 @@ import numpy as np
 
 from benchmarks.stop_latency.fleet import OTHER, ROBOT, StopFleet
 from benchmarks.stop_latency.robot import CONFIG, DISK_FULL
+from cloud_learner.training.uploader import PART_BYTES, WeightUploader
 from hal.drivers.fake import fake_spec
 from robot_edge.uplink.segments import SegmentBuilder
-from wire.clock import clock_name
+from wire.clock import MonotonicClock, clock_name
 from wire.errors import RejectedError
 from wire.messages import Message
-from wire.messages.gateway import Ack, Hello, HelloAck, Publish, Published, Rejection, Segment, WeightBytes
+from wire.messages.gateway import Ack, Hello, HelloAck, Published, Rejection, Segment
 from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import Actor, Episode, PolicyVersion, Role, Step
 
-_PART = 2**20
 SEGMENTS = 200
 _STEPS = 80
 
@@ -43,13 +44,19 @@ class Peer:
         while time.monotonic() < deadline_s:
             if again is not None:
                 self.channel.send(again)
-            wait_any([self.channel], 0.1)
-            while (message := self.channel.recv()) is not None:
-                if isinstance(message, kind):
-                    return message
-                if isinstance(message, Rejection):
-                    raise RejectedError(message.reason)
+            if isinstance(message := self.next(0.1), kind):
+                return message
         raise TimeoutError(f"no {kind.__name__} came")
+
+    def next(self, seconds: float) -> Message | None:
+        """What came, waited for no longer than that; raises `RejectedError` for a refusal."""
+        message = self.channel.recv()
+        if message is None:
+            wait_any([self.channel], seconds)
+            message = self.channel.recv()
+        if isinstance(message, Rejection):
+            raise RejectedError(message.reason)
+        return message
 
     def send(self, message: Message) -> None:
         while not self.channel.send(message):
@@ -59,12 +66,28 @@ class Peer:
 def publish(trainer: Peer, fleet: StopFleet, size: int) -> int:
     """The number of a new version, of random bytes."""
     number = fleet.version = fleet.version + 1
-    data = os.urandom(_PART) * max(1, size // _PART) + number.to_bytes(8, "little")
-    trainer.send(Publish(PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 0, 0, 0)))
-    for offset in range(0, len(data), _PART):
-        trainer.send(WeightBytes(number, offset, data[offset : offset + _PART]))
-    trainer.wait(Published)
-    return number
+    data = os.urandom(PART_BYTES) * max(1, size // PART_BYTES) + number.to_bytes(8, "little")
+    version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 0, 0, 0)
+    uploader = WeightUploader(version, data, frozenset(), trainer.channel, MonotonicClock())
+    while True:
+        uploader.poll()
+        match trainer.next(0.1):
+            case HelloAck(echo_ns=echo_ns):
+                uploader.on_heartbeat_answered(echo_ns)
+            case Published():
+                return number
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """`work` in a thread, until `over`; what it raises is raised here: a load that is none measures nothing."""
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            over.set()
+        working.result()
 
 
 @contextlib.contextmanager
@@ -76,13 +99,12 @@ def idle(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def weights(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
     """Versions of `size` bytes are published and fetched one after the other."""
-    over, begun = threading.Event(), threading.Event()
+    over = threading.Event()
     trainer = Peer(fleet, Hello("trainer", Role.trainer, clock_name(), time.monotonic_ns(), os.getpid()))
     cache = fleet.data.edge(ROBOT) / "weights"
 
     def upload() -> None:
         while not over.is_set():
-            begun.set()
             number = publish(trainer, fleet, size)
             while not over.wait(0.05) and not any(cache.glob(f"{number:08d}-*.safetensors")):
                 pass
@@ -91,15 +113,9 @@ def weights(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
                 if int(old.name.partition("-")[0]) < number:
                     old.unlink()
 
-    thread = threading.Thread(target=upload)
-    thread.start()
-    begun.wait()
-    try:
+    with _beside(upload, over):
         yield lambda: None
-    finally:
-        over.set()
-        thread.join()
-        trainer.channel.close()
+    trainer.channel.close()
 
 
 @contextlib.contextmanager
@@ -172,13 +188,8 @@ def locked_ledger(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
                     ledger.execute("ROLLBACK")
                 over.wait(0.5)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
+    with _beside(hold, over):
         yield lambda: None
-    finally:
-        over.set()
-        thread.join()
 
 
 LOADS = {
