@@ -9,7 +9,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ import numpy as np
 from benchmarks.stop_latency.fleet import OTHER, ROBOT, StopFleet
 from benchmarks.stop_latency.robot import CONFIG, DISK_FULL
 from cloud_learner.training.uploader import PART_BYTES, WeightUploader
+from fleet.config.data_directory import DataDirectory
 from hal.drivers.fake import fake_spec
 from robot_edge.uplink.segments import SegmentBuilder
 from wire.clock import MonotonicClock, clock_name
@@ -34,8 +37,8 @@ _STEPS = 80
 class Peer:
     """Somebody who has said hello to the gateway."""
 
-    def __init__(self, fleet: StopFleet, hello: Hello) -> None:
-        self.channel = ZmqClient(fleet.data.gateway, hello.name, fleet.data.keys, queue=10_000)
+    def __init__(self, data: DataDirectory, hello: Hello) -> None:
+        self.channel = ZmqClient(data.gateway, hello.name, data.keys, queue=10_000)
         self.wait(HelloAck, hello)
 
     def wait(self, kind: type, again: Message | None = None, seconds: float = 300.0) -> Any:
@@ -63,31 +66,38 @@ class Peer:
             time.sleep(0.001)
 
 
-def publish(trainer: Peer, fleet: StopFleet, size: int) -> int:
-    """The number of a new version, of random bytes."""
-    number = fleet.version = fleet.version + 1
-    data = os.urandom(PART_BYTES) * max(1, size // PART_BYTES) + number.to_bytes(8, "little")
-    version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 0, 0, 0)
-    uploader = WeightUploader(version, data, frozenset(), trainer.channel, MonotonicClock())
-    while True:
+def publish(data: DataDirectory, number: int, weights: bytearray) -> None:
+    """Publish version `number`, which `weights` becomes, as a trainer does."""
+    weights[-8:] = number.to_bytes(8, "little")
+    version = PolicyVersion(number, hashlib.sha256(weights).hexdigest(), len(weights), number - 1, 0, 0, 0)
+    trainer = Peer(data, Hello("trainer", Role.trainer, clock_name(), time.monotonic_ns(), os.getpid()))
+    uploader = WeightUploader(version, weights, frozenset(), trainer.channel, MonotonicClock())
+    published = False
+    while not published:
         uploader.poll()
         match trainer.next(0.1):
             case HelloAck(echo_ns=echo_ns):
                 uploader.on_heartbeat_answered(echo_ns)
             case Published():
-                return number
+                published = True
+    trainer.channel.close()
 
 
-@contextlib.contextmanager
-def _beside(work: Callable[[], None], over: threading.Event) -> Iterator[None]:
-    """`work` in a thread, until `over`; what it raises is raised here: a load that is none measures nothing."""
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        try:
-            yield
-        finally:
-            over.set()
-        working.result()
+def publish_until(over: Path, data: DataDirectory, number: int, size: int) -> int:
+    """Publish versions of `size` bytes from `number` on, each when the robot has the one before, until there is a file
+    `over`; the number of the last one."""
+    weights, cache = bytearray(os.urandom(PART_BYTES) * max(1, size // PART_BYTES)), data.edge(ROBOT) / "weights"
+    while True:
+        publish(data, number, weights)
+        while not over.exists() and not any(cache.glob(f"{number:08d}-*.safetensors")):
+            time.sleep(0.05)
+        # A disk is not what is measured; the version that waits to be fetched stays.
+        for old in data.weights.glob("*.safetensors"):
+            if int(old.name.partition("-")[0]) < number:
+                old.unlink()
+        if over.exists():
+            return number
+        number += 1
 
 
 @contextlib.contextmanager
@@ -99,29 +109,23 @@ def idle(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def weights(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
     """Versions of `size` bytes are published and fetched one after the other."""
-    over = threading.Event()
-    trainer = Peer(fleet, Hello("trainer", Role.trainer, clock_name(), time.monotonic_ns(), os.getpid()))
-    cache = fleet.data.edge(ROBOT) / "weights"
-
-    def upload() -> None:
-        while not over.is_set():
-            number = publish(trainer, fleet, size)
-            while not over.wait(0.05) and not any(cache.glob(f"{number:08d}-*.safetensors")):
-                pass
-            # A disk is not what is measured; the version that waits to be fetched stays.
-            for old in fleet.data.weights.glob("*.safetensors"):
-                if int(old.name.partition("-")[0]) < number:
-                    old.unlink()
-
-    with _beside(upload, over):
-        yield lambda: None
-    trainer.channel.close()
+    over = fleet.notes / "no-more-weights"
+    # in a process of its own, as a trainer is: a thread here would keep whoever presses waiting for the interpreter
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        publishing = pool.submit(publish_until, over, fleet.data, fleet.version + 1, size)
+        try:
+            yield lambda: None
+        finally:
+            over.touch()
+        # what it raises is raised here: a load that is none measures nothing
+        fleet.version = publishing.result()
+    over.unlink()
 
 
 @contextlib.contextmanager
 def full_disk(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
     """Each write of the robot's spool blocks for a second, and then fails."""
-    flag = fleet.place / DISK_FULL
+    flag = fleet.notes / DISK_FULL
     flag.touch()
     try:
         time.sleep(3.0)
@@ -135,7 +139,7 @@ def segments(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
     """Before each stop another robot sends `SEGMENTS` segments at once."""
     spec = fake_spec(CONFIG)
     hello = Hello(OTHER, Role.edge, clock_name(), time.monotonic_ns(), os.getpid(), spec, CONFIG.tasks)
-    peer, count = Peer(fleet, hello), 0
+    peer, count = Peer(fleet.data, hello), 0
     builder = SegmentBuilder(Episode("e", OTHER, spec.hash, CONFIG.tasks[0], 500_000, "online", 1), _STEPS)
     image = np.random.default_rng(0).integers(0, 255, (CONFIG.image_px, CONFIG.image_px, 3), np.uint8)
     made: Segment | None = None
@@ -188,8 +192,13 @@ def locked_ledger(fleet: StopFleet, size: int) -> Iterator[Callable[[], None]]:
                     ledger.execute("ROLLBACK")
                 over.wait(0.5)
 
-    with _beside(hold, over):
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
         yield lambda: None
+    finally:
+        over.set()
+        thread.join()
 
 
 LOADS = {

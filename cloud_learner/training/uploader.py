@@ -27,7 +27,12 @@ class WeightUploader:
     """
 
     def __init__(
-        self, version: PolicyVersion, weights: bytes, trained: frozenset[int], gateway: Channel, clock: Clock
+        self,
+        version: PolicyVersion,
+        weights: bytes | bytearray,
+        trained: frozenset[int],
+        gateway: Channel,
+        clock: Clock,
     ) -> None:
         """`trained`: episodes that were first trained on since the version's parent. Sends nothing before `poll`."""
         self.version = version
