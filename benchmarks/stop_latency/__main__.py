@@ -55,7 +55,8 @@ def measure(quick: bool) -> Result:
         [Goal("p99 of every way under every load (ms)", worst, f"under {GOAL_MS:g}", worst < GOAL_MS)],
         [
             f"Weights: versions of {size / 2**20:.0f} MiB are published and fetched one after the other, "
-            f"{fleet.version - 1} of them meanwhile. Full disk: each write of the spool blocks for a second and fails. Ledger: another process has its lock 1.5 s of 2.",
+            f"{fleet.version - 1} of them meanwhile. Full disk: each write of the spool blocks for a second and fails. "
+            "Ledger: another process has its lock 1.5 s of 2.",
             others.note(),
         ],
     )
