@@ -69,6 +69,7 @@ class StopFleet:
         # Whoever treads on it writes what the kernel would.
         os.mkfifo(self._pedal)
         self._pedal_fd = os.open(self._pedal, os.O_RDWR | os.O_NONBLOCK)
+        self._tread = key_bytes(_PEDAL_KEY, True) + key_bytes(_PEDAL_KEY, False)
         # 1 to 101: above, the ports of a domain lie in the range that the system gives to anybody
         ros = {"ROS_DOMAIN_ID": str(os.getpid() % 101 + 1), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
         ros |= {"ROS_LOG_DIR": str(self.place), "ROS_HOME": str(self.place)}
@@ -123,7 +124,7 @@ class StopFleet:
 
     def tread(self) -> None:
         """On the pedal, and off it again."""
-        os.write(self._pedal_fd, key_bytes(_PEDAL_KEY, True) + key_bytes(_PEDAL_KEY, False))
+        os.write(self._pedal_fd, self._tread)
 
     def free(self) -> None:
         """Release the robot and start it again, by its host."""
@@ -200,12 +201,13 @@ def pedal(fleet: StopFleet) -> Iterator[Callable[[], object]]:
 
 @contextlib.contextmanager
 def ros_service(fleet: StopFleet) -> Iterator[Callable[[], object]]:
-    """The service of the robot's node, called from another process; its answer, which says that the robot is stopped,
-    is waited for."""
+    """The service of the robot's node, called from another process, which has found it; its answer, which says that the
+    robot is stopped, is waited for."""
     node = RosNode("presser")
     node.open()
     try:
         client = node.client("std_srvs/srv/Trigger", f"{NAMESPACE}/edge_node/estop")
+        client.wait(READY_S)
         yield lambda: client.call(READY_S)
     finally:
         node.close()
