@@ -34,7 +34,7 @@ from wire.types import OperatorCommandKind, Role
 WINDOW = 8
 _RESEND_NS = 5_000_000_000
 _HEARTBEAT_NS, _STATUS_NS = 1_000_000_000, round(STATUS_S * 1e9)
-_PREVIEW_NS, _UNWATCHED_NS = 100_000_000, 1_000_000_000
+_DRIVEN_PREVIEW_NS = 100_000_000
 _AGAIN_NS = 5_000_000
 _CONNECT_S = 120.0
 
@@ -95,7 +95,7 @@ class LoadRobot:
         self._hello = Hello(name, Role.edge, clock_name(), 0, os.getpid(), SPEC, TASKS)
         self._status, self._previews = status(name), previews(name)
         self._echo = Heartbeat(0)
-        self._watched = False
+        self._preview_ns, self._driven = 1_000_000_000, False
         self._credit = 2**62 if settings.raw else 0
         self._run, self._episode = secrets.token_hex(4), 0
         self._made: deque[EncodedSegment] = deque()
@@ -131,7 +131,7 @@ class LoadRobot:
             match message:
                 case HelloAck():
                     self._echo = Heartbeat(0, message.received_ns, now_ns)
-                    self._watched, self._credit = message.watched, message.credit_bytes
+                    self._preview_ns, self._credit = round(1e9 * message.preview_s), message.credit_bytes
                     self._stops.follow(message.stop_port)
                     if not self.accepted:
                         self.accepted = True
@@ -145,6 +145,7 @@ class LoadRobot:
                     self.result.nacked += 1
                     self._progress_ns = now_ns
                 case OperatorCommand(kind=OperatorCommandKind.command):
+                    self._driven = True
                     took_ms = (now_ns - message.captured_ns) / 1e6
                     self.result.commands_ms.setdefault(message.operator.rstrip("0123456789"), []).append(took_ms)
                 case ReintroduceRequest():
@@ -183,7 +184,7 @@ class LoadRobot:
             if self.accepted:
                 self._put(self._status)
         if now_ns >= due["preview"]:
-            due["preview"] = now_ns + (_PREVIEW_NS if self._watched else _UNWATCHED_NS)
+            due["preview"] = now_ns + (_DRIVEN_PREVIEW_NS if self._driven else self._preview_ns)
             for preview in self._previews if self.accepted else ():
                 self._put(preview)
         return min(due.values())

@@ -45,15 +45,17 @@ class SegmentIntake:
         self._pending = ""
         self.credit_bytes = credit_bytes(0, 1, fault=False)
         """what each recorder may have under way now"""
+        self.recorders = 0
+        """that are here"""
 
     def poll(self) -> None:
         """See how much can be taken, and whether anything can."""
         now_ns = self._clock.now_ns()
-        recorders = sum(
+        self.recorders = sum(
             known.role in _RECORDERS and now_ns - known.last_message_ns < _HERE_NS for known in self._peers.values()
         )
         fault = self.storage.segment_fault
-        self.credit_bytes = credit_bytes(self.storage.queued_bytes, recorders, bool(fault))
+        self.credit_bytes = credit_bytes(self.storage.queued_bytes, self.recorders, bool(fault))
         self._view.update_storage(fault)
 
     def submit(self, peer: str, message: Undecoded) -> None:

@@ -74,9 +74,14 @@ _SLICE_S = 0.002
 """people's commands are looked at so often at least, whatever else there is"""
 _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
-_LOOK_S = 0.005
+_LOOK_S, _LONGEST_LOOK_S, _LOOK_REST = 0.005, 0.05, 10
+"""between two looks at all robots: so many times as long as one took"""
 _UNDECODED = frozenset({Segment})
 _TOO_OFTEN = "this key asks for more than people do. Wait a moment, and ask again."
+_PREVIEWS_PER_S = 200
+"""pictures for people, of all robots together: each costs the loop as much as a status"""
+_PREVIEW_S, _UNWATCHED_PREVIEW_S = 0.1, 1.0
+"""between two of a camera at the least; while nobody looks, so that a page that is opened has something to show"""
 _CLOSE_S = 10.0
 """for what waits to be stored when the gateway ends"""
 
@@ -187,9 +192,10 @@ class Gateway:
                 break
         now_s = time.monotonic()
         if self._storage.inline or now_s >= self._next_look_s:
-            # it looks at all robots: not as often as something comes
-            self._next_look_s = now_s + _LOOK_S
             self._look_around()
+            # it looks at all robots: not as often as something comes, and the seldomer the more there are
+            rest_s = _LOOK_REST * (time.monotonic() - now_s)
+            self._next_look_s = now_s + min(max(rest_s, _LOOK_S), _LONGEST_LOOK_S)
 
     def _look_around(self) -> None:
         self._intake.poll()
@@ -365,8 +371,11 @@ class Gateway:
         self._channel.send(peer, self._hello_ack(echo_ns, received_ns))
 
     def _hello_ack(self, echo_ns: int, received_ns: int) -> HelloAck:
-        watched, credit_bytes = self._view.pages > 0, self._intake.credit_bytes
-        return HelloAck(clock_name(), received_ns, echo_ns, watched, self._commands.stop_port, credit_bytes)
+        watched, intake = self._view.pages > 0, self._intake
+        least_s = _PREVIEW_S if watched else _UNWATCHED_PREVIEW_S
+        preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
+        stop_port = self._commands.stop_port
+        return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, intake.credit_bytes, preview_s)
 
     def _answer(self, peer: str, response: Response) -> None:
         self._channel.send(peer, response)

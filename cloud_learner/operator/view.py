@@ -39,6 +39,7 @@ _SAMPLES = 512
 _LONGEST = 2000
 """characters of an event"""
 _MOST_LABELS = 32
+_LOOK_NS = 100_000_000
 
 
 class FleetView:
@@ -63,6 +64,7 @@ class FleetView:
         self._robots: dict[str, RobotView] = {}
         self._previews: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._preview_serial = 0
+        self._next_look_ns = 0
         self.pages = 0
         """that are open somewhere; counted by the page's thread alone"""
         self._trainer: tuple[TrainerStatus, int] | None = None
@@ -116,7 +118,10 @@ class FleetView:
                     if step in MODE_EVENTS:
                         self._add_event(*MODE_EVENTS[step], robot.name)
                 robot.held_mode = held
-            self._mark_lost(now_ns)
+            if now_ns >= self._next_look_ns:
+                # it looks at all robots: not with the status of each
+                self._next_look_ns = now_ns + _LOOK_NS
+                self._mark_lost(now_ns)
 
     def update_preview(self, preview: Preview) -> None:
         """The newest picture of a robot's camera; only the newest is kept."""

@@ -55,16 +55,15 @@ from wire.messages.local import (
     StepRecorded,
 )
 from wire.transport.channel import Channel
+from wire.types import Mode
 from wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
 _SLICE_NS = 50_000_000
 """so long messages of one channel are handled before the next one is looked at"""
-_PREVIEW_S = 0.1
-"""between two pictures for people while somebody looks"""
-_UNWATCHED_S = 1.0
-"""the same while nobody does: a page that is opened has something to show"""
+_DRIVEN_PREVIEW_S = 0.1
+"""between two pictures for people while one of them drives"""
 _LARGER_NS = 1_000_000_000
 """for so long after a larger picture no small one is sent in its place"""
 _CLOSE_S = 3.0
@@ -117,7 +116,8 @@ class Uplink:
         self._clock = clock
         self._watched = False
         self._job: Job | None = None
-        self._next_preview_ns: dict[str, int] = {}
+        self._preview_s = 1.0
+        self._previewed_ns: dict[str, int] = {}
         self._larger_ns: dict[str, int] = {}
         self._control_done = False
         self._control_pid = self._inference_pid = 0
@@ -302,22 +302,27 @@ class Uplink:
     def _frame(self, message: FrameRecorded) -> None:
         camera, frame = message.camera, message.frame
         jpeg = self._recorder.frame(message)
-        if frame.time_ns < self._next_preview_ns.get(camera, 0) or not self.link.open or self.link.slow:
+        shown_ns = self._previewed_ns.get(camera)
+        if shown_ns is not None and frame.time_ns - shown_ns < 1e9 * self._preview_pause_s():
+            return
+        if not self.link.open or self.link.slow:
             return
         if frame.preview is not None:
             self._larger_ns[camera] = frame.time_ns
             jpeg = encode_jpeg(frame.preview, 80)
         elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
             return
-        pause_s = _PREVIEW_S if self._watched else _UNWATCHED_S
-        self._next_preview_ns[camera] = frame.time_ns + int(pause_s * 1e9)
+        self._previewed_ns[camera] = frame.time_ns
         self.link.send_preview(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
+
+    def _preview_pause_s(self) -> float:
+        driven = self._watched and self.status is not None and self.status.mode == Mode.human
+        return _DRIVEN_PREVIEW_S if driven else self._preview_s
 
     def _watch(self, watched: bool) -> None:
         """Somebody looks at the page, or nobody does any more."""
         if watched != self._watched:
             self._watched = watched
-            self._next_preview_ns.clear()
             self._control.send(RequestPreviews(watched))
 
     # --- to and from the gateway ----------------------------------------------------------------------------------
@@ -360,6 +365,7 @@ class Uplink:
                 if isinstance(message, HelloAck):
                     self.sender.on_credit(message.credit_bytes)
                     self._watch(message.watched)
+                    self._preview_s = message.preview_s
                     if self._stops is not None:
                         self._stops.follow(message.stop_port)
             case Stop():

@@ -203,12 +203,14 @@ class HelloAck(Message, frozen=True, eq=False):
     echo_ns: int
     """`sent_ns` of the message this answers"""
     watched: bool = False
-    """somebody looks at the operator page: pictures for people are worth drawing and sending"""
+    """somebody looks at the operator page: pictures for people are worth drawing"""
     stop_port: int = 0
     """where stops are heard and sent, on the gateway's host; 0: not apart from everything else"""
     credit_bytes: int = FIRST_CREDIT_BYTES
     """so much of segments may be under way without an answer, until the next message says otherwise; a single segment
     may be larger, 0: none for now"""
+    preview_s: float = 1.0
+    """between two pictures of a camera for people: the more robots, the longer; one that a person drives sends more"""
 
 
 class Rejection(Message, frozen=True, eq=False):

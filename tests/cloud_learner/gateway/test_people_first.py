@@ -14,6 +14,7 @@ import pytest
 
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from tests.cloud_learner.dispatch.hall import Hall, canary, commands, page
+from tests.cloud_learner.fake_edge import SPEC
 from tests.cloud_learner.gateway.test_permissions import KINDS, sent
 from wire import codec
 from wire.errors import RejectedError, StorageError
@@ -33,7 +34,7 @@ from wire.messages.gateway import (
 )
 from wire.transport.memory_channel import MemoryClient
 from wire.transport.zmq_channel import wait_any
-from wire.types import Role
+from wire.types import CameraSpec, Role
 
 PATIENCE_S = 20.0
 
@@ -387,3 +388,32 @@ def test_a_robot_without_room_is_told_to_come_again(hall: Hall, monkeypatch: pyt
         edge.poll()
     assert edge.spool == {} and hall.ledger.totals().segments == 21
     assert hall.gateway._storage.queued_bytes == 0
+
+
+def test_pictures_for_people_are_as_many_however_many_robots_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = msgspec.structs.replace(SPEC, cameras=tuple(CameraSpec(name, 64, 64, 20.0) for name in ("front", "wrist")))
+    for where in ("fake_edge", "dispatch.hall"):
+        monkeypatch.setattr(f"tests.cloud_learner.{where}.SPEC", spec)
+    hall = Hall(tmp_path)
+
+    def pause_s(robots: int) -> float:
+        for number in range(len(hall.edges), robots):
+            hall.edge(f"robot-{number}")
+        hall.gateway.poll()
+        edge = hall.edges[0]
+        edge.poll()
+        edge.received.clear()
+        edge.channel.send(Heartbeat(5))
+        hall.gateway.poll()
+        edge.poll()
+        return next(message.preview_s for message in edge.received if isinstance(message, HelloAck))
+
+    assert pause_s(1) == 1.0, "nobody looks"
+    hall.view.pages = 1
+    assert pause_s(2) == 0.1
+    assert 2 * 50 / pause_s(50) == pytest.approx(200)
+    hall.view.pages = 0
+    assert pause_s(50) == 1.0
+    hall.ledger.close()

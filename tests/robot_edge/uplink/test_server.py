@@ -49,7 +49,7 @@ from wire.messages.local import (
 )
 from wire.stop_state import StopState
 from wire.transport.memory_channel import MemoryServer, memory_pair
-from wire.types import Frame, PolicyVersion
+from wire.types import Frame, Mode, PolicyVersion
 
 SECOND = 1_000_000_000
 
@@ -573,7 +573,7 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.hello()
     assert asked() == [False]
     assert len(shown(10)) == 1
-    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, watched=True))
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, watched=True, preview_s=0.1))
     desk.uplink.poll()
     assert asked() == [True]
     # small pictures until the first larger one; then only those, until they have been gone for a second
@@ -584,9 +584,18 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.control.send(Hello("robot-0", "edge", "c", 1, 78, samples.spec(), ("reach",)))
     desk.uplink.poll()
     assert asked() == [True]
+    # in a large fleet there are fewer, but of a robot that somebody drives
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, watched=True, preview_s=0.5))
+    desk.uplink.poll()
+    assert len(shown(14)) == 2
+    state = samples.step(0).state
+    desk.control.send(EdgeStatus("robot-0", 1, Mode.human, "", "reach", "e", 1, state, 1, 1, 0, 0.0, 0, 0, 0, 0, 0))
+    desk.uplink.poll()
+    assert len(shown(15)) == 10
     desk.server.send("robot-0", HelloAck(clock_name(), 1, 1))
     desk.uplink.poll()
     assert asked() == [False]
+    assert len(shown(16)) == 1
 
 
 def test_versions_and_parts_that_cannot_be_change_nothing(desk: Desk) -> None:
