@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -75,6 +76,9 @@ def run_gateway(options: GatewayOptions) -> None:
     log.info("robots connect to %s, for stops to port %d; the page is %s", channel.endpoint, stops.port, page.url)
     gateway.start()
     maintenance.start()
+    # What is there stays: to look through it for garbage would keep people waiting for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     try:
         while not shutdown.requested:
             wait_any([channel, gateway.wakeup.fd], 0.02)

@@ -27,7 +27,7 @@ from wire.task_thread import TaskThread
 log = logging.getLogger(__name__)
 
 SEGMENTS_AT_ONCE = 32
-BYTES_AT_ONCE = 8 * 1024 * 1024
+BYTES_AT_ONCE = 4 * 1024 * 1024
 """what one step stores: the others wait for the answer so long"""
 MOST_DROPPABLE = 5000
 _SILENT_S = 3.0
