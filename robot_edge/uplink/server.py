@@ -302,13 +302,14 @@ class Uplink:
     def _frame(self, message: FrameRecorded) -> None:
         camera, frame = message.camera, message.frame
         jpeg = self._recorder.frame(message)
+        if frame.preview is not None:
+            self._larger_ns[camera] = frame.time_ns
         shown_ns = self._previewed_ns.get(camera)
         if shown_ns is not None and frame.time_ns - shown_ns < 1e9 * self._preview_pause_s():
             return
         if not self.link.open or self.link.slow:
             return
         if frame.preview is not None:
-            self._larger_ns[camera] = frame.time_ns
             jpeg = encode_jpeg(frame.preview, 80)
         elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
             return

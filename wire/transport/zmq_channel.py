@@ -44,6 +44,8 @@ _HANDSHAKE_MS = 8000
 _MAX_SILENT = 1000
 _MAX_LINES = 4096
 _MAX_EXTRA_PEERS = 1000
+_EVENTS_AT_ONCE = 128
+"""more than handshakes that are answered at once: who speaks is known to have come before"""
 _WATCH_S = 0.005
 """between two looks at who wants in and who must out, while messages come one after the other"""
 _INVALID_AT_ONCE = 32
@@ -248,7 +250,7 @@ class ZmqServer:
         self._keyring.refresh()
         for public, record in self._keyring.pop_ended().items():
             self._cut(public, record)
-        for _ in range(_INVALID_AT_ONCE):
+        for _ in range(_EVENTS_AT_ONCE):
             if not _readable(self._monitor):
                 break
             event = recv_monitor_message(self._monitor)

@@ -596,6 +596,11 @@ def test_pictures_for_people_follow_whether_somebody_looks(desk: Desk) -> None:
     desk.uplink.poll()
     assert asked() == [False]
     assert len(shown(16)) == 1
+    # however few they are, no small one comes in between larger ones
+    desk.server.send("robot-0", HelloAck(clock_name(), 1, 1, preview_s=1.55))
+    desk.uplink.poll()
+    few = [*shown(20, preview=True), *shown(21, preview=True)]
+    assert [one.time_ns % 100_000_000 for one in few] == [0, 0]
 
 
 def test_versions_and_parts_that_cannot_be_change_nothing(desk: Desk) -> None:
