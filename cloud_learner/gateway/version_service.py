@@ -31,8 +31,8 @@ from wire.types import PolicyVersion, Role
 
 _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 """roles that versions are announced to"""
-_FETCHES_AT_ONCE = 4
-"""of one peer; it asks for a part when it has the one before"""
+_FETCHES_AT_ONCE = 16
+"""of one peer, which has so many under way at most"""
 _UPLOAD_BYTES = 128 * 1024 * 1024
 """of parts that wait to be written: several times what a trainer sends ahead"""
 

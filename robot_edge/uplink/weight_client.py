@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,13 @@ log = logging.getLogger(__name__)
 
 _MOST_PART, _LEAST_PART = 256 * 1024, 16 * 1024
 _TIMEOUT_S = 2.0
-_SLOW_NS, _FAST_NS = 400_000_000, 100_000_000
-"""parts that take longer are asked for in halves, or answers to heartbeats would wait behind them; the next after one
-that takes less is twice as large"""
+_MOST_UNDER_WAY = 16
+_SILENT_PARTS = 5
+"""so often a part is asked for in vain before a newer version is fetched instead"""
+_SLOW_NS, _FAST_NS = 400_000_000, 200_000_000
+_QUEUED_NS, _FREE_NS = 100_000_000, 25_000_000
+"""what is under way is halved where a part takes longer than that, or so much longer than the quickest one: what people
+command waits behind it. It is doubled where a part takes less, and hardly longer than the quickest one"""
 _CHECKED_AT_ONCE = 8 * 1024 * 1024
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -106,11 +110,19 @@ class WeightClient:
         self._wanted: PolicyVersion | None = None
         self._file: WeightFile | None = None
         """of the version that is wanted"""
-        self._checks = self._busy = False
-        """it is being read, and something is being done with it now"""
-        self._size = 0
-        self._part = _MOST_PART
-        self._asked_ns = 0
+        self._following: PolicyVersion | None = None
+        """announced meanwhile, and fetched when that is here"""
+        self._checks = False
+        """it is being read"""
+        self._busy = 0
+        """what is being done with it now"""
+        self._asked = self._received = self._written = 0
+        """bytes of it"""
+        self._asked_ns: deque[tuple[int, int]] = deque()
+        """of the parts under way: where each ends, and when it was asked for"""
+        self._progress_ns = self._silent = 0
+        self._window, self._quickest_ns = _MOST_PART, _SLOW_NS
+        """bytes that are under way at most, and how long a part took at the least"""
         self.refused: Counter[str] = Counter()
         """what cannot be a version or a part of one, by reason"""
         self.ready: tuple[PolicyVersion, Path] | None = None
@@ -122,18 +134,28 @@ class WeightClient:
                 stale.unlink()
 
     def fetch(self, version: PolicyVersion) -> None:
-        """This version is to act. It replaces a fetch under way; `poll` says when it is ready."""
+        """This version is to act; `poll` says when it is ready.
+
+        A fetch under way is finished first, and of those announced meanwhile only the last one is fetched: where
+        versions come faster than they can be fetched, none would ever arrive. One that is called back to replaces what
+        is under way.
+        """
         if not (_HASH.fullmatch(version.sha256) and version.number > 0 and version.size_bytes > 0):
             self.refused["impossible_version"] += 1
             log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
             return
-        current = self._wanted.number if self._wanted else self.ready[0].number if self.ready else 0
-        if version.number == current:
+        self._following, wanted = None, self._wanted
+        here = self.ready[0] if self.ready is not None else None
+        if wanted is not None and _same(wanted, version):
+            return
+        if here is not None and _same(here, version):
+            # Called back before its successor was here.
+            self._drop()
+            return
+        if wanted is not None and version.number > wanted.number > (here.number if here is not None else 0):
+            self._following = version
             return
         self._drop()
-        if self.ready is not None and self.ready[0].number == version.number:
-            # Called back before its successor was here.
-            return
         self._wanted = version
         file = self._begin(version)
         self._submit(file.path.exists, self._on_looked)
@@ -142,22 +164,31 @@ class WeightClient:
     def add_part(self, part: WeightBytes) -> None:
         """Take in a part that was asked for."""
         wanted, file = self._wanted, self._file
-        if wanted is None or file is None or self._checks or self._busy:
+        if wanted is None or file is None or self._checks or part.number != wanted.number:
             return
-        if part.number != wanted.number or part.offset != self._size:
+        size = len(part.data)
+        if part.offset != self._received or not self._asked_ns:
             return
-        if len(part.data) > min(_MOST_PART, wanted.size_bytes - self._size):
+        if size > min(_MOST_PART, wanted.size_bytes - self._received):
             self.refused["impossible_part"] += 1
-            log.error("version %d: a part of %d bytes was not asked for.", wanted.number, len(part.data))
+            log.error("version %d: a part of %d bytes was not asked for.", wanted.number, size)
             return
-        took_ns = self._clock.now_ns() - self._asked_ns
-        if took_ns > _SLOW_NS:
-            self._part = max(_LEAST_PART, self._part // 2)
-        elif took_ns < _FAST_NS:
-            self._part = min(_MOST_PART, self._part * 2)
-        self._size += len(part.data)
-        last = self._size >= wanted.size_bytes or not part.data
-        self._submit(partial(file.append, part.data, last), self._on_appended)
+        self._progress_ns = self._clock.now_ns()
+        end, asked_ns = self._asked_ns.popleft()
+        self._adapt(self._progress_ns - asked_ns)
+        self._received += size
+        self._silent = 0
+        last = self._received >= wanted.size_bytes or not part.data
+        if self._received != end:
+            # Whoever has it sends smaller ones: what was asked for behind it begins elsewhere.
+            self._asked = self._received
+            self._asked_ns.clear()
+
+        def appended(of: PolicyVersion, right: bool | None) -> None:
+            self._written += size
+            self._on_appended(of, right)
+
+        self._submit(partial(file.append, part.data, last), appended)
         self.tasks.poll()
 
     def poll(self) -> bool:
@@ -166,9 +197,16 @@ class WeightClient:
         if self._file is not None and not self._busy:
             if self._checks:
                 self._submit(self._file.check, self._on_checked)
-            elif self._clock.now_ns() - self._asked_ns > _TIMEOUT_S * 1e9:
-                self._part = max(_LEAST_PART, self._part // 2)
-                self._request_part()
+            elif self._clock.now_ns() - self._progress_ns > _TIMEOUT_S * 1e9:
+                self._window = max(_LEAST_PART, self._window // 2)
+                self._silent += 1
+                if self._following is not None and self._silent >= _SILENT_PARTS:
+                    # Nobody may have the rest of it: a gateway that was lost with it, say.
+                    log.warning("a version does not come; %d is fetched instead.", self._following.number)
+                    self._drop()
+                    self._follow()
+                else:
+                    self._ask_again()
         self.tasks.poll()
         is_new, self._is_new = self._is_new, False
         return is_new
@@ -179,25 +217,29 @@ class WeightClient:
         """Nothing of it is here, as far as is known."""
         path = self._directory / f"{version.number:08d}-{version.sha256[:12]}.safetensors"
         self._file = WeightFile(path, version, self._keep)
-        self._checks, self._size = False, 0
+        self._checks, self._busy, self._silent = False, 0, 0
+        # All robots begin at once: the gateway has so much of each in memory.
+        self._window = min(self._window, _MOST_PART)
+        self._asked = self._received = self._written = 0
+        self._asked_ns.clear()
         return self._file
 
     def _submit(self, run: Callable[[], bool | None], done: Callable[[PolicyVersion, bool | None], None]) -> None:
         """Have something done with the file; `done` hears of it, unless another version is wanted by then."""
         wanted, file = self._wanted, self._file
         assert wanted is not None
-        self._busy = True
+        self._busy += 1
 
         def finished(found: bool | None) -> None:
             if file is self._file:
-                self._busy = False
+                self._busy -= 1
                 done(wanted, found)
 
         def failed(error: Exception) -> None:
             if not isinstance(error, OSError):
                 raise error
             if file is self._file:
-                self._busy = False
+                self._busy -= 1
                 self._on_failed(wanted, error)
 
         self.tasks.submit(Task(run, finished, failed))
@@ -205,52 +247,92 @@ class WeightClient:
     def _on_looked(self, wanted: PolicyVersion, found: bool | None) -> None:
         self._checks = bool(found)
         if not found:
-            self._request_part()
+            self._ask()
 
     def _on_appended(self, wanted: PolicyVersion, right: bool | None) -> None:
         if right is None:
-            self._request_part()
+            self._ask()
         elif right:
             self._on_ready(wanted)
         else:
-            log.error("version %d arrived with the wrong hash; it is fetched again.", wanted.number)
-            self._begin(wanted)
-            self._request_part()
+            log.error("version %d arrived with the wrong hash.", wanted.number)
+            if self._following is None:
+                self._fetch_again(wanted)
+            else:
+                self._drop()
+                self._follow()
 
     def _on_checked(self, wanted: PolicyVersion, right: bool | None) -> None:
         if right:
             self._on_ready(wanted)
         elif right is not None:
-            self._begin(wanted)
-            self._request_part()
+            self._fetch_again(wanted)
+
+    def _fetch_again(self, wanted: PolicyVersion) -> None:
+        self._begin(wanted)
+        self._ask()
 
     def _on_ready(self, wanted: PolicyVersion) -> None:
         assert self._file is not None
         self.ready, self._is_new = (wanted, self._file.path), True
         self._wanted = self._file = None
+        self._follow()
 
     def _on_failed(self, wanted: PolicyVersion, error: OSError) -> None:
         assert self._file is not None
         path = self._file.path
         if self._checks:
             log.error("%s", storage_error(error, f"reading version {wanted.number}", path))
-            self._begin(wanted)
-            self._request_part()
+            self._fetch_again(wanted)
             return
         # The robot goes on with the version it has; the next announcement tries again.
         log.error("%s", storage_error(error, f"keeping version {wanted.number}", path))
         self._drop()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Fetch what was announced meanwhile."""
+        if (following := self._following) is not None:
+            self.fetch(following)
 
     def _drop(self) -> None:
         """Fetch nothing any more; what came of it goes."""
-        file, self._wanted, self._file, self._busy = self._file, None, None, False
+        file, self._wanted, self._file, self._busy = self._file, None, None, 0
         if file is not None:
             self.tasks.submit(Task(file.drop))
 
-    def _request_part(self) -> None:
+    def _adapt(self, took_ns: int) -> None:
+        """A part took so long."""
+        # The line may be another one by now.
+        self._quickest_ns = min(self._quickest_ns * 65 // 64, took_ns)
+        more_ns = took_ns - self._quickest_ns
+        if took_ns > _SLOW_NS or more_ns > _QUEUED_NS:
+            self._window = max(_LEAST_PART, self._window // 2)
+        elif took_ns < _FAST_NS and more_ns < _FREE_NS:
+            self._window = min(_MOST_UNDER_WAY * _MOST_PART, self._window * 2)
+
+    def _ask_again(self) -> None:
+        """What is under way does not come."""
+        self._asked = self._received
+        self._asked_ns.clear()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for as much as may be under way, for one part at least."""
         assert self._wanted is not None
-        self._asked_ns = self._clock.now_ns()
-        self._channel.send(FetchWeights(self._wanted.number, self._size, self._part))
+        self._progress_ns = now_ns = self._clock.now_ns()
+        whole, most = self._wanted.size_bytes, min(_MOST_PART, self._window)
+        while self._asked < whole and len(self._asked_ns) < _MOST_UNDER_WAY:
+            size = min(most, whole - self._asked)
+            if self._asked_ns and self._asked + size - self._written > self._window:
+                break
+            self._channel.send(FetchWeights(self._wanted.number, self._asked, size))
+            self._asked += size
+            self._asked_ns.append((self._asked, now_ns))
+
+
+def _same(one: PolicyVersion, other: PolicyVersion) -> bool:
+    return (one.number, one.sha256) == (other.number, other.sha256)
 
 
 class WeightSubscriber:
