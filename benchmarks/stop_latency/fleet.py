@@ -207,7 +207,7 @@ def ros_service(fleet: StopFleet) -> Iterator[Callable[[], object]]:
     node.open()
     try:
         client = node.client("std_srvs/srv/Trigger", f"{NAMESPACE}/edge_node/estop")
-        client._client.wait_for_service(timeout_sec=READY_S)
+        client.wait(READY_S)
         yield lambda: client.call(READY_S)
     finally:
         node.close()

@@ -340,13 +340,17 @@ class Client:
         self._client = client
         self.name = name
 
-    def call(self, timeout_s: float, **request: Any) -> Any:
-        """The response to these fields. Raises `RobotError` when there is no such service, or no answer, in time."""
+    def wait(self, timeout_s: float) -> None:
+        """Until the service is found. Raises `RobotError` when it is not in time."""
         if not self._client.wait_for_service(timeout_sec=timeout_s):
             raise RobotError(
                 f"no service '{self.name}' within {timeout_s:g} s. Is the robot's node running, in this namespace and "
                 "ROS_DOMAIN_ID? `ros2 service list` shows what there is."
             )
+
+    def call(self, timeout_s: float, **request: Any) -> Any:
+        """The response to these fields. Raises `RobotError` when there is no such service, or no answer, in time."""
+        self.wait(timeout_s)
         done = threading.Event()
         future = self._client.call_async(self._client.srv_type.Request(**request))
         future.add_done_callback(lambda _: done.set())
@@ -358,8 +362,7 @@ class Client:
     def send(self, timeout_s: float, **request: Any) -> Any:
         """Ask without waiting for the response, a future. Raises `RobotError` when there is no such service in time:
         who has just connected may not have found it yet."""
-        if not self._client.wait_for_service(timeout_sec=timeout_s):
-            raise RobotError(f"no service '{self.name}' within {timeout_s:g} s. Is the robot's node running?")
+        self.wait(timeout_s)
         return self._client.call_async(self._client.srv_type.Request(**request))
 
     def close(self) -> None:
