@@ -245,7 +245,7 @@ class Dispatcher:
             stamped = self.operators.stamp(command)
         return stamped if allowed else None
 
-    def handle_call(self, peer: str, call: CALLS, now_ns: int, answer: Callable[[Response], None]) -> None:
+    def handle_call(self, peer: str, call: CALLS, now_ns: int, answer: Callable[[Response], object]) -> None:
         """Answer a call of a console or a teleoperator, at once or when what must outlive this process is noted."""
 
         def answer_job(state: JobState | Exception) -> None:

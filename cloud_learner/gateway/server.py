@@ -277,7 +277,8 @@ class Gateway:
         else:
             self.refused[RefusalReason.too_often] += 1
             if is_wish(message):
-                self._answer(peer, Response(getattr(message, "call", 0), refused=f"{kind.__name__}: {_TOO_OFTEN}"))
+                refused = f"{kind.__name__}: {_TOO_OFTEN}"
+                self._channel.send(peer, Response(getattr(message, "call", 0), refused=refused))
 
     def _handle_known(self, peer: str, role: str, known: KnownPeer, message: Message) -> None:
         now_ns = known.last_message_ns = self._clock.now_ns()
@@ -305,7 +306,7 @@ class Gateway:
                 answer = partial(self._send_hello_ack, peer, sent_ns, now_ns)
                 self._versions.when_received(peer, answer)
             case _ if isinstance(message, CALLS):
-                self._dispatcher.handle_call(peer, message, now_ns, partial(self._answer, peer))
+                self._dispatcher.handle_call(peer, message, now_ns, partial(self._channel.send, peer))
             case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights():
@@ -376,9 +377,6 @@ class Gateway:
         preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
         stop_port = self._commands.stop_port
         return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, intake.credit_bytes, preview_s)
-
-    def _answer(self, peer: str, response: Response) -> None:
-        self._channel.send(peer, response)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from wire.identity.join_tokens import Invitation, read_token
 from wire.messages.joining import Join, Joined
 from wire.transport.keys import (
     GATEWAY,
+    Credentials,
     KeyPair,
     KeyRecord,
     check_role,
@@ -24,7 +25,7 @@ from wire.transport.keys import (
     public_path,
     write_secret,
 )
-from wire.transport.zmq_channel import Credentials, ZmqClient, wait_any
+from wire.transport.zmq_channel import ZmqClient, wait_any
 from wire.types import Role
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -45,6 +46,13 @@ class KeyPair(msgspec.Struct, frozen=True):
     public: bytes
     secret: bytes
     role: Role
+
+
+class Credentials(NamedTuple):
+    """What a client needs of keys."""
+
+    pair: KeyPair
+    server_public: bytes
 
 
 class KeyRecord(msgspec.Struct, frozen=True):

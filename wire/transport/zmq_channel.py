@@ -27,7 +27,7 @@ from wire.messages import Message
 from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.handshake import EVENTS, HandshakeWatch
-from wire.transport.keys import GATEWAY, KeyPair, KeyRecord, Teaching, load_pair, load_public
+from wire.transport.keys import GATEWAY, Credentials, KeyPair, KeyRecord, Teaching, load_pair, load_public
 from wire.transport.shared_channel import SharedChannel
 from wire.types import Role
 
@@ -282,13 +282,6 @@ class ZmqServer:
         if self._keyring.revoked(public) is not None:
             text = f"its key was revoked; {len(lines)} connections of it are cut."
             self.refusals.note(RefusalReason.revoked_key, record.name, text, record.name)
-
-
-class Credentials(NamedTuple):
-    """What a client needs of keys."""
-
-    pair: KeyPair
-    server_public: bytes
 
 
 class ZmqClient:
