@@ -48,6 +48,7 @@ from wire.messages.gateway import (
     EdgeStatus,
     Evaluate,
     Evaluation,
+    FetchDeltas,
     FetchWeights,
     Heartbeat,
     Hello,
@@ -309,7 +310,7 @@ class Gateway:
                 self._dispatcher.handle_call(peer, message, now_ns, partial(self._channel.send, peer))
             case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
-            case FetchWeights():
+            case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
@@ -376,7 +377,8 @@ class Gateway:
         least_s = _PREVIEW_S if watched else _UNWATCHED_PREVIEW_S
         preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
         stop_port = self._commands.stop_port
-        return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, intake.credit_bytes, preview_s)
+        key, credit = self._versions.signing_key, intake.credit_bytes
+        return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, credit, preview_s, key)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

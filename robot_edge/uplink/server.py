@@ -25,11 +25,12 @@ from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
-from robot_edge.uplink.weight_client import WeightClient
+from robot_edge.uplink.weights.client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
+    Deltas,
     EdgeEvent,
     EdgeStatus,
     Hello,
@@ -349,11 +350,10 @@ class Uplink:
                 if reason != self._gateway_fault:
                     log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._gateway_fault = reason
-            case VersionAvailable(version=version):
-                self.newest_version = version.number
-                self.weights.fetch(version)
-            case WeightBytes():
-                self.weights.add_part(message)
+            case VersionAvailable() | Deltas() | WeightBytes():
+                if isinstance(message, VersionAvailable):
+                    self.newest_version = message.version.number
+                self.weights.handle_message(message)
             case Job():
                 self._job = message
                 self._control.send(message)
@@ -365,6 +365,7 @@ class Uplink:
                     self.sender.on_connected()
                 if isinstance(message, HelloAck):
                     self.sender.on_credit(message.credit_bytes)
+                    self.weights.signing_key = message.signing_key
                     self._watch(message.watched)
                     self._preview_s = message.preview_s
                     if self._stops is not None:
