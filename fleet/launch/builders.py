@@ -32,6 +32,7 @@ from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
 from wire.messages.gateway import Evaluate
+from wire.transport.keys import GATEWAY, load_pair
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run_gateway(options: GatewayOptions) -> None:
     allow_connections()
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True, enrols=True)
+    secret = load_pair(data.keys, GATEWAY).secret
     heard = ZmqServer(
         f"tcp://{options.host}:{options.heard_stop_port or '*'}", data.keys, apart=True, option="--stop-port"
     )
@@ -63,7 +65,8 @@ def run_gateway(options: GatewayOptions) -> None:
         undo.callback(channel.close)
         undo.callback(stops.close)
         made = wait_for_buffer(
-            lambda: factories.make_gateway(recipe, data, channel, stops=stops), lambda: shutdown.requested
+            lambda: factories.make_gateway(recipe, data, channel, stops=stops, secret=secret),
+            lambda: shutdown.requested,
         )
         if made is None:
             return

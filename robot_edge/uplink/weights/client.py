@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robot_edge.uplink.weights.file import REBUILT, Appended, Found, WeightFile, file_name
-from robot_edge.uplink.weights.plan import FetchPlan, Part
+from robot_edge.uplink.weights.plan import FetchPlan
+from robot_edge.uplink.weights.window import MOST_PART, MOST_UNDER_WAY, Asked, RequestWindow
 from wire.clock import Clock
 from wire.errors import WeightsError, storage_error, storage_errors
 from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights, VersionAvailable, WeightBytes
@@ -22,17 +23,11 @@ from wire.weights.manifest import DeltaForm, read_manifest
 
 log = logging.getLogger(__name__)
 
-_MOST_PART, _LEAST_PART = 256 * 1024, 16 * 1024
 _TIMEOUT_S = 2.0
-_MOST_UNDER_WAY = 16
 _SILENT_PARTS = 5
 """so often a part is asked for in vain before a newer version is fetched instead"""
 _WRONG_CHUNKS = 3
 """so often one is fetched again before the whole is, or a newer version"""
-_SLOW_NS, _FAST_NS = 400_000_000, 200_000_000
-_QUEUED_NS, _FREE_NS = 100_000_000, 25_000_000
-"""what is under way is halved where a part takes longer than that, or so much longer than the quickest one: what people
-command waits behind it. It doubles in a round trip where parts take less, and hardly longer than the quickest one"""
 _RELAY_REST_NS = 60_000_000_000
 """a relay that was silent, or sent what was wrong, is asked again after so long"""
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -44,13 +39,6 @@ class _Offer(NamedTuple):
     version: PolicyVersion
     delta: DeltaForm | None
     chunks: bytes
-
-
-class _Asked(NamedTuple):
-    """A part that is under way."""
-
-    part: Part
-    at_ns: int
 
 
 class WeightClient:
@@ -86,11 +74,10 @@ class WeightClient:
         """what is being done with it now; chunks of it that were wrong"""
         self._asked = self._received = self._written = 0
         """bytes of the plan"""
-        self._under_way: deque[_Asked] = deque()
+        self._under_way: deque[Asked] = deque()
         self._by_relay = False
-        self._progress_ns = self._silent = self._halved_ns = 0
-        self._window, self._quickest_ns = _MOST_PART, _SLOW_NS
-        """bytes that are under way at most, and how long a part took at the least"""
+        self._window = RequestWindow()
+        self._progress_ns = self._silent = 0
         self.refused: Counter[str] = Counter()
         """what cannot be a version or a part of one, by reason"""
         self.fault = ""
@@ -150,20 +137,20 @@ class WeightClient:
         part, size = asked.part, len(message.data)
         if (message.number, message.delta, message.offset) != (part.number, part.delta, part.offset):
             return
-        if not 0 < size <= part.size:
+        if not 0 < size <= self._plan.part(self._received, MOST_PART).size:
             self.refused["impossible_part"] += 1
             log.error("version %d: a part of %d bytes was not asked for.", message.number, size)
             self._blame_relay("sent a part of another size")
             return
         self._under_way.popleft()
         self._progress_ns = self._clock.now_ns()
-        self._adapt(asked, size)
+        self._window.adapt(asked, self._progress_ns, size)
         position, self._received = self._received, self._received + size
         self.fetched_bytes += size
         self._silent = 0
-        if size < part.size:
-            # Whoever has it sends smaller ones: what was asked for behind it begins elsewhere.
-            part = part._replace(size=size, ends_chunk=False)
+        if size != part.size:
+            # One that was asked for before, or whoever has it sends smaller ones: what is behind it begins elsewhere.
+            part = self._plan.part(position, size)
             self._asked = self._received
             self._under_way.clear()
 
@@ -229,8 +216,7 @@ class WeightClient:
         self._wanted, self._file = offer, WeightFile(self._directory, offer.version, self._keep)
         self._plan, self._checks, self._waits_for_deltas = None, False, False
         self._busy = self._silent = self._wrong = 0
-        # All robots begin at once: the gateway has so much of each in memory.
-        self._window = min(self._window, _MOST_PART)
+        self._window.begin()
         self._set_position(0)
         self._submit(self._file.look, self._on_looked)
 
@@ -358,7 +344,7 @@ class WeightClient:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _on_silence(self) -> None:
-        self._window = max(_LEAST_PART, self._window // 2)
+        self._window.halve()
         self._silent += 1
         self._blame_relay("is silent")
         if self._waits_for_deltas or self._plan is None:
@@ -389,28 +375,13 @@ class WeightClient:
         self._asked = self._received = self._written = position
         self._under_way.clear()
 
-    def _adapt(self, asked: _Asked, size: int) -> None:
-        """A part has come."""
-        now_ns = self._clock.now_ns()
-        took_ns = now_ns - asked.at_ns
-        # The line may be another one by now.
-        self._quickest_ns = min(self._quickest_ns * 65 // 64, took_ns)
-        more_ns = took_ns - self._quickest_ns
-        if took_ns > _SLOW_NS or more_ns > _QUEUED_NS:
-            # Those that were asked for before say the same once more.
-            if asked.at_ns >= self._halved_ns:
-                self._window, self._halved_ns = max(_LEAST_PART, self._window // 2), now_ns
-        elif took_ns < _FAST_NS and more_ns < _FREE_NS:
-            self._window = min(_MOST_UNDER_WAY * _MOST_PART, self._window + size)
-
     def _ask(self) -> None:
         """Ask for as much as may be under way, for one part at least."""
         assert self._plan is not None
         self._progress_ns = now_ns = self._clock.now_ns()
-        most = min(_MOST_PART, self._window)
-        while self._asked < self._plan.size_bytes and len(self._under_way) < _MOST_UNDER_WAY:
-            part = self._plan.part(self._asked, most)
-            if self._under_way and self._asked + part.size - self._written > self._window:
+        while self._asked < self._plan.size_bytes and len(self._under_way) < MOST_UNDER_WAY:
+            part = self._plan.part(self._asked, self._window.part_bytes)
+            if self._under_way and self._asked + part.size - self._written > self._window.size_bytes:
                 break
             if not self._under_way:
                 # Nothing is waited for from either: this may be asked of the other.
@@ -418,7 +389,7 @@ class WeightClient:
             channel = self._relay if self._by_relay and self._relay is not None else self._channel
             channel.send(FetchWeights(part.number, part.offset, part.size, part.delta, part.chunk))
             self._asked += part.size
-            self._under_way.append(_Asked(part, now_ns))
+            self._under_way.append(Asked(part, now_ns))
 
 
 def _held(found: Found, number: int, sha256: str) -> bool:

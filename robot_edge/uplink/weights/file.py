@@ -103,7 +103,7 @@ class WeightFile:
         right = self._rebuild() if self._plan.base else self._sha256.hexdigest() == self._version.sha256
         if not right:
             self._coming.unlink()
-            return Appended(0, wrong=True)
+            return Appended(self._resume(), wrong=True)
         self._coming.rename(self.path)
         self._keep_newest()
         return Appended(position, done=True)

@@ -200,7 +200,7 @@ def test_a_database_away_is_a_state_and_not_an_end(hall: Hall, monkeypatch: pyte
         assert "take_over" in commands(edge)
         _, (answer,) = acquired(hall, "teleoperator", "robot-1")
         assert answer.lease is not None
-        edge.channel.send(FetchWeights(1, 0, 100))
+        edge.channel.send(FetchWeights(1, 0, 300))
         until(hall, lambda: any(getattr(message, "data", b"") == samples.weights(1, 300) for message in edge.received))
         # what has to outlive this process is refused with the reason
         console, answers = acquired(hall, "console", "robot-1", "maintenance")

@@ -39,6 +39,7 @@ Preview           x x . . . . . . . .
 EdgeEvent         x x . . . . . . . .
 VersionActivated  x x . . . . . . . .
 FetchWeights      x . . x x . . . . .
+FetchDeltas       x . . x x . . . . .
 Publish           . . x . . . . . . .
 WeightBytes       . . x . . . . . . .
 TrainerStatus     . . x . . . . . . .
