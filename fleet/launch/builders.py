@@ -20,6 +20,7 @@ from fleet.config.process_options import (
     DemonstratorOptions,
     EvaluatorOptions,
     GatewayOptions,
+    RelayOptions,
     ThinkServerOptions,
     TrainerOptions,
 )
@@ -193,6 +194,25 @@ def run_think_server(options: ThinkServerOptions) -> None:
             server.poll()
             server.subscriber.session.raise_if_rejected()
     robots.close()
+
+
+def run_relay(options: RelayOptions) -> None:
+    """Pass weights on to the robots of a site (`edge --relay tcp://HOST:PORT`): its uplink carries each chunk once."""
+    from robot_edge.relay.chunk_relay import ChunkRelay
+
+    shutdown = ShutdownSignal()
+    with (
+        contextlib.closing(
+            ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, options.name)
+        ) as robots,
+        gateway_channel(options, options.name) as channel,
+    ):
+        relay = ChunkRelay(options.name, robots, channel, MonotonicClock(), options.cache_mb * 1_000_000)
+        log.info("robots of this site connect to %s", robots.endpoint)
+        while not (shutdown.requested or relay.stopping):
+            wait_any([robots, channel], 0.1)
+            relay.poll()
+            relay.session.raise_if_rejected()
 
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:

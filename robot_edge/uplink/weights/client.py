@@ -8,10 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from robot_edge.uplink.weights.file import REBUILT, Appended, Found, WeightFile, file_name
-from robot_edge.uplink.weights.plan import FetchPlan
+from robot_edge.uplink.weights.plan import FetchPlan, Offer, is_held, same
 from robot_edge.uplink.weights.window import MOST_PART, MOST_UNDER_WAY, Asked, RequestWindow
 from wire.clock import Clock
 from wire.errors import WeightsError, storage_error, storage_errors
@@ -23,7 +23,8 @@ from wire.weights.manifest import DeltaForm, read_manifest
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S, _RELAY_TIMEOUT_S = 2.0, 10.0
+"""a relay may have to fetch a whole chunk for all robots of its site first"""
 _SILENT_PARTS = 5
 """so often a part is asked for in vain before a newer version is fetched instead"""
 _WRONG_CHUNKS = 3
@@ -31,14 +32,6 @@ _WRONG_CHUNKS = 3
 _RELAY_REST_NS = 60_000_000_000
 """a relay that was silent, or sent what was wrong, is asked again after so long"""
 _HASH = re.compile(r"[0-9a-f]{64}")
-
-
-class _Offer(NamedTuple):
-    """A version, and what is said of how it can be had."""
-
-    version: PolicyVersion
-    delta: DeltaForm | None
-    chunks: bytes
 
 
 class WeightClient:
@@ -62,8 +55,8 @@ class WeightClient:
         self._relay_rests_ns = 0
         self._clock = clock
         self._keep = keep
-        self._wanted: _Offer | None = None
-        self._following: _Offer | None = None
+        self._wanted: Offer | None = None
+        self._following: Offer | None = None
         """announced meanwhile, and fetched when that is here"""
         self._file: WeightFile | None = None
         """of the version that is wanted"""
@@ -80,6 +73,8 @@ class WeightClient:
         self._progress_ns = self._silent = 0
         self.refused: Counter[str] = Counter()
         """what cannot be a version or a part of one, by reason"""
+        self.announced = 0
+        """the version that is to act, whether it is here or not"""
         self.fault = ""
         """why the version announced last is not fetched, "" when it is"""
         self.fetched_bytes = 0
@@ -96,6 +91,7 @@ class WeightClient:
         """Take in what the gateway says."""
         match message:
             case VersionAvailable():
+                self.announced = message.version.number
                 self._on_offer(message)
             case Deltas():
                 self._on_deltas(message)
@@ -113,12 +109,12 @@ class WeightClient:
             self.refused["impossible_version"] += 1
             log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
             return
-        offer = _Offer(version, delta, chunks)
+        offer = Offer(version, delta, chunks)
         self._following, wanted = None, self._wanted.version if self._wanted is not None else None
         here = self.ready[0] if self.ready is not None else None
-        if wanted is not None and _same(wanted, version):
+        if wanted is not None and same(wanted, version):
             return
-        if here is not None and _same(here, version):
+        if here is not None and same(here, version):
             # Called back before its successor was here.
             self._drop()
             return
@@ -154,7 +150,7 @@ class WeightClient:
             self._asked = self._received
             self._under_way.clear()
 
-        def appended(of: _Offer, found: Appended | None) -> None:
+        def appended(of: Offer, found: Appended | None) -> None:
             if found is not None:
                 self._on_appended(of, found)
 
@@ -167,11 +163,15 @@ class WeightClient:
         if self._file is not None and not self._busy:
             if self._checks:
                 self._submit(self._file.check, self._on_checked)
-            elif self._clock.now_ns() - self._progress_ns > _TIMEOUT_S * 1e9:
+            elif self._clock.now_ns() - self._progress_ns > self._timeout_s * 1e9:
                 self._on_silence()
         self.tasks.poll()
         is_new, self._is_new = self._is_new, False
         return is_new
+
+    @property
+    def _timeout_s(self) -> float:
+        return _RELAY_TIMEOUT_S if self._by_relay and self._under_way else _TIMEOUT_S
 
     # --- what is said of versions ---------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class WeightClient:
 
     # --- what is done with the file -------------------------------------------------------------------------------
 
-    def _begin(self, offer: _Offer) -> None:
+    def _begin(self, offer: Offer) -> None:
         """Nothing of it is here, as far as is known."""
         self._wanted, self._file = offer, WeightFile(self._directory, offer.version, self._keep)
         self._plan, self._checks, self._waits_for_deltas = None, False, False
@@ -220,7 +220,7 @@ class WeightClient:
         self._set_position(0)
         self._submit(self._file.look, self._on_looked)
 
-    def _submit(self, run: Callable[[], Any], done: Callable[[_Offer, Any], None]) -> None:
+    def _submit(self, run: Callable[[], Any], done: Callable[[Offer, Any], None]) -> None:
         """Have something done with the file; `done` hears of it, unless another version is wanted by then."""
         wanted, file = self._wanted, self._file
         assert wanted is not None
@@ -240,7 +240,7 @@ class WeightClient:
 
         self.tasks.submit(Task(run, finished, failed))
 
-    def _on_looked(self, offer: _Offer, found: Found) -> None:
+    def _on_looked(self, offer: Offer, found: Found) -> None:
         self._checks = found.whole
         if found.whole:
             return
@@ -252,7 +252,7 @@ class WeightClient:
             return
         self.fault = ""
         delta = offer.delta
-        if delta is not None and _held(found, delta.base, delta.base_sha256) and delta.size_bytes > 0:
+        if delta is not None and is_held(found.held, delta.base, delta.base_sha256) and delta.size_bytes > 0:
             self._follow_plan(FetchPlan.by([delta], file_name(delta.base, delta.base_sha256)))
         elif delta is not None and found.held:
             self._waits_for_deltas, self._progress_ns = True, self._clock.now_ns()
@@ -269,14 +269,14 @@ class WeightClient:
         self._plan = None
         self._progress_ns = self._clock.now_ns()
 
-        def begun(_: _Offer, position: int) -> None:
+        def begun(_: Offer, position: int) -> None:
             self._plan = plan
             self._set_position(position)
             self._ask()
 
         self._submit(partial(self._file.begin, plan), begun)
 
-    def _on_appended(self, offer: _Offer, found: Appended) -> None:
+    def _on_appended(self, offer: Offer, found: Appended) -> None:
         self._written = found.position
         if found.done:
             self._on_ready(offer)
@@ -285,7 +285,7 @@ class WeightClient:
         else:
             self._on_wrong(offer, found.position)
 
-    def _on_wrong(self, offer: _Offer, position: int) -> None:
+    def _on_wrong(self, offer: Offer, position: int) -> None:
         """A chunk is not what it should be, or the whole is not."""
         self._wrong += 1
         number = offer.version.number
@@ -302,21 +302,21 @@ class WeightClient:
             self._set_position(position)
             self._ask()
 
-    def _on_checked(self, offer: _Offer, right: bool | None) -> None:
+    def _on_checked(self, offer: Offer, right: bool | None) -> None:
         if right:
             self._on_ready(offer)
         elif right is not None:
             self._checks = False
             self._follow_plan(None)
 
-    def _on_ready(self, offer: _Offer) -> None:
+    def _on_ready(self, offer: Offer) -> None:
         assert self._file is not None
         self.ready, self._is_new = (offer.version, self._file.path), True
         self._wanted = self._file = self._plan = None
         self._under_way.clear()
         self._follow()
 
-    def _on_failed(self, offer: _Offer, error: OSError) -> None:
+    def _on_failed(self, offer: Offer, error: OSError) -> None:
         assert self._file is not None
         path, number = self._file.path, offer.version.number
         if self._checks:
@@ -390,11 +390,3 @@ class WeightClient:
             channel.send(FetchWeights(part.number, part.offset, part.size, part.delta, part.chunk))
             self._asked += part.size
             self._under_way.append(Asked(part, now_ns))
-
-
-def _held(found: Found, number: int, sha256: str) -> bool:
-    return found.held.get(number) == sha256[:12]
-
-
-def _same(one: PolicyVersion, other: PolicyVersion) -> bool:
-    return (one.number, one.sha256) == (other.number, other.sha256)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from wire.types import PolicyVersion
 from wire.weights.manifest import CHUNK_BYTES, HASH_BYTES, DeltaForm
 
 
@@ -19,6 +20,14 @@ class Blob:
     size_bytes: int
     chunks: bytes
     """the sha256 of each of its chunks; b"" when nobody said"""
+
+
+class Offer(NamedTuple):
+    """A version, and what is said of how it can be had."""
+
+    version: PolicyVersion
+    delta: DeltaForm | None
+    chunks: bytes
 
 
 class Part(NamedTuple):
@@ -71,3 +80,13 @@ class FetchPlan:
                 return blob, position
             position -= blob.size_bytes
         raise IndexError(f"{position} bytes behind the end")
+
+
+def is_held(held: Mapping[int, str], number: int, sha256: str) -> bool:
+    """Whether this version is among those that are here, the first 12 digits of whose sha256 are known."""
+    return held.get(number) == sha256[:12]
+
+
+def same(one: PolicyVersion, other: PolicyVersion) -> bool:
+    """Whether both are one version."""
+    return (one.number, one.sha256) == (other.number, other.sha256)
