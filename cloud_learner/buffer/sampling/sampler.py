@@ -358,6 +358,7 @@ class Sampler:
             "budget": self._budget,
             "batch": self._batch,
             "seed": self._seed,
+            "staleness": [bound.max_lag, bound.weight] if (bound := self._target.staleness) else None,
         }
 
     @property
