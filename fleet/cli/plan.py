@@ -93,10 +93,12 @@ def plan(
         "ingest_bytes_s": (ingest, mb),
         "gateway_robots": (gateway_robots, 1.0),
     }
-    said = {name: measured.Figure(value * unit, "given") for name, (value, unit) in given.items() if value is not None}
+    said = {
+        name: measured.PlanFigure(value * unit, "given") for name, (value, unit) in given.items() if value is not None
+    }
     if steps_per_publish is not None and publish_every is None:
         # who counts in steps does not mean the recipe's seconds
-        said["publish_every_s"] = measured.Figure(0.0, "--steps-per-publish")
+        said["publish_every_s"] = measured.PlanFigure(0.0, "--steps-per-publish")
     job = _recipe(recipe, config, data)
     rate = control_hz or job.spec.control_hz
     stored = measured.of_data(data, rate) if data is not None else {}

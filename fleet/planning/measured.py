@@ -37,7 +37,7 @@ _JPEG = 0.1
 """of a picture's bytes, as far as nothing is measured"""
 
 
-class Figure(msgspec.Struct, frozen=True):
+class PlanFigure(msgspec.Struct, frozen=True):
     """One number of a plan."""
 
     value: float
@@ -45,18 +45,18 @@ class Figure(msgspec.Struct, frozen=True):
     """who says so"""
 
 
-Figures = dict[str, Figure]
+Figures = dict[str, PlanFigure]
 """By the name of a field of `FleetFigures`, or `max_lag`."""
 
 _DEFAULTS = {
-    "gateway_up_bytes_s": Figure(1000 * MBIT, "default: 1 Gbit/s"),
-    "gateway_down_bytes_s": Figure(1000 * MBIT, "default: 1 Gbit/s"),
-    "robot_up_bytes_s": Figure(50 * MBIT, "default: 50 Mbit/s"),
-    "robot_down_bytes_s": Figure(100 * MBIT, "default: 100 Mbit/s"),
+    "gateway_up_bytes_s": PlanFigure(1000 * MBIT, "default: 1 Gbit/s"),
+    "gateway_down_bytes_s": PlanFigure(1000 * MBIT, "default: 1 Gbit/s"),
+    "robot_up_bytes_s": PlanFigure(50 * MBIT, "default: 50 Mbit/s"),
+    "robot_down_bytes_s": PlanFigure(100 * MBIT, "default: 100 Mbit/s"),
     # two cores that robots' own processes share, 128 robots
-    "ingest_bytes_s": Figure(86e6, "docs/results/wire.md"),
-    "gateway_robots": Figure(130, "docs/scaling.md"),
-    "max_lag": Figure(STABLE_LAG, "ECHO-2"),
+    "ingest_bytes_s": PlanFigure(86e6, "docs/results/wire.md"),
+    "gateway_robots": PlanFigure(130, "docs/scaling.md"),
+    "max_lag": PlanFigure(STABLE_LAG, "ECHO-2"),
 }
 _MISSING = {
     "gradient_step_s": "how long a gradient step takes",
@@ -68,7 +68,7 @@ _WAYS = {
 }
 
 
-def settle(*sources: Mapping[str, Figure]) -> tuple[FleetFigures, int, Figures]:
+def settle(*sources: Mapping[str, PlanFigure]) -> tuple[FleetFigures, int, Figures]:
     """What a plan follows from, S, and where each figure is from; earlier `sources` are believed first.
 
     Raises `ConfigError` for a figure that nobody knows, and for one that cannot be.
@@ -105,12 +105,14 @@ def of_recipe(recipe: Recipe) -> Figures:
         "step_bytes": pictures + 4 * (spec.state_dim + 2 * spec.action_dim) + 64,
     }
     source = f"recipe {recipe.name}"
-    found = {name: Figure(value, source) for name, value in values.items()}
-    found["step_bytes"] = Figure(values["step_bytes"], f"{source}, estimated")
+    found = {name: PlanFigure(value, source) for name, value in values.items()}
+    found["step_bytes"] = PlanFigure(values["step_bytes"], f"{source}, estimated")
     given = recipe.samples_per_insert
-    found["draws_per_insert"] = Figure(given or recipe.echo, f"{source}, {'samples per insert' if given else 'echo'}")
+    found["draws_per_insert"] = PlanFigure(
+        given or recipe.echo, f"{source}, {'samples per insert' if given else 'echo'}"
+    )
     if recipe.staleness is not None:
-        found["max_lag"] = Figure(recipe.staleness.max_lag, source)
+        found["max_lag"] = PlanFigure(recipe.staleness.max_lag, source)
     return found
 
 
@@ -119,11 +121,11 @@ def of_data(root: Path, control_hz: float) -> Figures:
     with DataDirectory(root).open_buffer() as (ledger, _store):
         values = _of_versions(ledger) | _of_segments(ledger, control_hz)
         acted = _of_robots(ledger)
-    found = {name: Figure(value, f"{root}") for name, value in values.items()}
+    found = {name: PlanFigure(value, f"{root}") for name, value in values.items()}
     if acted is not None:
-        found["apply_s"] = Figure(acted, f"{root}, the fastest robot's fetch included")
+        found["apply_s"] = PlanFigure(acted, f"{root}, the fastest robot's fetch included")
     if "gradient_step_s" in found:
-        found["gradient_step_s"] = Figure(found["gradient_step_s"].value, f"{root}, waits included")
+        found["gradient_step_s"] = PlanFigure(found["gradient_step_s"].value, f"{root}, waits included")
     return found
 
 
@@ -182,7 +184,7 @@ def of_metrics(urls: Iterable[str]) -> Figures:
     found: Figures = {}
     for url in urls:
         for name, value in read_metrics(_fetch(url), url).items():
-            found.setdefault(name, Figure(value, url))
+            found.setdefault(name, PlanFigure(value, url))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from fleet.planning.measured import MBIT, Figure, Figures
+from fleet.planning.measured import MBIT, Figures, PlanFigure
 from fleet.planning.model import MOST_ROBOTS, Bottleneck, FleetPlan
 
 _WHAT: dict[str, tuple[str, float, str]] = {
@@ -45,7 +45,7 @@ def figures_table(figures: Figures) -> Table:
     return table
 
 
-def _value(name: str, figure: Figure) -> str:
+def _value(name: str, figure: PlanFigure) -> str:
     _, scale, unit = _WHAT[name]
     return f"{figure.value / scale:.4g} {unit}".rstrip()
 

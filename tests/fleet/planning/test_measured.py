@@ -12,13 +12,13 @@ import pytest
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipes import get_recipe
-from fleet.planning.measured import Figure, of_data, of_metrics, of_recipe, read_metrics, settle
+from fleet.planning.measured import PlanFigure, of_data, of_metrics, of_recipe, read_metrics, settle
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
 from wire.types import PolicyVersion
 
 SPEC = fake_spec(1, size=64)
-SAID = {"gradient_step_s": Figure(0.1, "given"), "version_bytes": Figure(2e6, "given")}
+SAID = {"gradient_step_s": PlanFigure(0.1, "given"), "version_bytes": PlanFigure(2e6, "given")}
 GATEWAY = """# TYPE vla_fleet_trainer_steps_per_second gauge
 vla_fleet_trainer_steps_per_second 4.0
 # TYPE vla_fleet_ingest_steps counter
@@ -38,7 +38,9 @@ vla_fleet_trainer_publish_seconds_sum 2.0
 
 def test_who_knows_best_is_believed_and_named() -> None:
     recipe = of_recipe(get_recipe("pixels"))
-    figures, lag, sources = settle({**SAID, "control_hz": Figure(10, "given")}, {"control_hz": Figure(20, "x")}, recipe)
+    figures, lag, sources = settle(
+        {**SAID, "control_hz": PlanFigure(10, "given")}, {"control_hz": PlanFigure(20, "x")}, recipe
+    )
     assert (figures.control_hz, sources["control_hz"].source) == (10, "given")
     assert (figures.draws_per_step, sources["draws_per_step"].source) == (256, "recipe pixels")
     assert (lag, sources["max_lag"].source) == (6, "ECHO-2")
@@ -117,7 +119,7 @@ def test_a_page_is_fetched_and_one_that_cannot_be_says_why() -> None:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        assert of_metrics([url])["step_bytes"] == Figure(4500.0, url)
+        assert of_metrics([url])["step_bytes"] == PlanFigure(4500.0, url)
         server.shutdown()
         thread.join()
     with pytest.raises(ConfigError, match=r"--metrics http://127\.0\.0\.1:.* cannot be read"):

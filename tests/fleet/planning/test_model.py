@@ -12,7 +12,7 @@ import pytest
 from fleet.planning.model import MOST_ROBOTS, Bottleneck, FleetFigures, fleet_row, make_plan
 from wire.errors import ConfigError
 
-FAST = 1e18
+FAST = 1e21
 """bytes a second of a link that is no obstacle"""
 
 
