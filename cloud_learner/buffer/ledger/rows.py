@@ -312,7 +312,7 @@ class LagRow(msgspec.Struct, frozen=True):
 
     robot: str
     rollout_steps: int
-    """what the policy did by itself, outside demonstrations"""
+    """what the policy did by itself, but for demonstrations and evaluations"""
     steps_by_lag: dict[int, int]
     """those steps by `control.arrival_lag`"""
 

@@ -202,11 +202,14 @@ def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, in
 
 
 def lags(connection: sa.Connection, episodes: int = 0) -> tuple[LagRow, ...]:
-    """With what lag rollouts arrived, by robot; of the newest `episodes` alone, 0: of all that is not pruned."""
+    """With what lag rollouts arrived from robots that practise, by robot.
+
+    Of the newest `episodes` alone, 0: of all that is not pruned.
+    """
     query = sa.select(_e.robot, _s.newest_version, _s.runs).select_from(_joined)
-    query = query.where(_e.source != SOURCES[1], _e.pruned_ns == 0)
+    query = query.where(_e.source == SOURCES[0], _e.pruned_ns == 0)
     if episodes:
-        newest = sa.select(_e.number).where(_e.source != SOURCES[1], _e.pruned_ns == 0)
+        newest = sa.select(_e.number).where(_e.source == SOURCES[0], _e.pruned_ns == 0)
         query = query.where(_s.episode.in_(newest.order_by(_e.number.desc()).limit(episodes)))
     found: dict[str, Counter[int]] = {}
     for rows in _fetch_plain(connection, query):
