@@ -268,3 +268,4 @@ class Ledger(Database):
     totals = _reads(ledger_segments.totals)
     robot_totals = _reads(ledger_segments.robot_totals)
     shares = _reads(ledger_segments.shares)
+    lags = _reads(ledger_segments.lags)
