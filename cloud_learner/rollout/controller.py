@@ -38,7 +38,7 @@ _WAITING = 64
 """episodes of a task without a partner; the newest are of what is compared now"""
 _RECORDED = 30
 """episodes before a version's record says something"""
-_REMEMBERED = 500
+_REMEMBERED = 200
 """versions"""
 
 
