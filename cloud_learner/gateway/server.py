@@ -48,6 +48,7 @@ from wire.messages.gateway import (
     EdgeStatus,
     Evaluate,
     Evaluation,
+    FetchDeltas,
     FetchWeights,
     Heartbeat,
     Hello,
@@ -309,7 +310,7 @@ class Gateway:
                 self._dispatcher.handle_call(peer, message, now_ns, partial(self._channel.send, peer))
             case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
-            case FetchWeights():
+            case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
@@ -321,8 +322,7 @@ class Gateway:
                 self._versions.announce(peer, number)
             case Evaluation():
                 self._note_evaluation(message)
-            case _:
-                # It speaks for another robot.
+            case _:  # it speaks for another robot
                 self._drop(peer, role, message, RefusalReason.wrong_name)
 
     def _drop(self, peer: str, role: str, message: Message | Undecoded, reason: RefusalReason) -> None:
@@ -375,8 +375,8 @@ class Gateway:
         watched, intake = self._view.pages > 0, self._intake
         least_s = _PREVIEW_S if watched else _UNWATCHED_PREVIEW_S
         preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
-        stop_port = self._commands.stop_port
-        return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, intake.credit_bytes, preview_s)
+        fixed = self._commands.stop_port, intake.credit_bytes, preview_s, self._versions.signing_key
+        return HelloAck(clock_name(), received_ns, echo_ns, watched, *fixed)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

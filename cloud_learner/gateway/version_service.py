@@ -10,13 +10,14 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
-from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
+    FetchDeltas,
     FetchWeights,
     Nack,
     Publish,
@@ -31,8 +32,8 @@ from wire.types import PolicyVersion, Role
 
 _SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
 """roles that versions are announced to"""
-_FETCHES_AT_ONCE = 4
-"""of one peer; it asks for a part when it has the one before"""
+_FETCHES_AT_ONCE = 16
+"""of one peer"""
 _UPLOAD_BYTES = 128 * 1024 * 1024
 """of parts that wait to be written: several times what a trainer sends ahead"""
 
@@ -66,6 +67,7 @@ class VersionService:
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
+        self.signing_key = weights.signing_key
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -87,16 +89,17 @@ class VersionService:
             return
         self._upload_bytes[peer] += size
 
-        def received(version: PolicyVersion | None) -> None:
+        def received(offer: VersionOffer | None) -> None:
             self._taken(peer, size)
-            if version is not None:
-                self._on_published(peer, version)
+            if offer is not None:
+                self._channel.send(peer, Published(offer.version.number))
+                self._on_offer(offer)
 
         def refused(error: Exception) -> None:
             self._taken(peer, size)
             self._refuse(peer, error)
 
-        self.tasks.submit(Task(partial(self._weights.receive, part), received, refused))
+        self.tasks.submit(Task(partial(self._receive, part), received, refused))
 
     def when_received(self, peer: str, then: Callable[[], None]) -> None:
         """Call `then` when all parts that `peer` sent before are written: a trainer sends no more ahead of that."""
@@ -110,18 +113,25 @@ class VersionService:
         if self._upload_bytes[peer] <= 0:
             del self._upload_bytes[peer]
 
-    def _on_published(self, peer: str, version: PolicyVersion) -> None:
-        self._channel.send(peer, Published(version.number))
-        self._on_arrived(version)
+    def _receive(self, part: WeightBytes) -> VersionOffer | None:
+        version = self._weights.receive(part)
+        return self._weights.offer(version.number) if version is not None else None
 
     def _on_arrived(self, version: PolicyVersion) -> None:
+        """It has come from another gateway."""
+        self.tasks.submit(Task(partial(self._weights.offer, version.number), self._on_offer))
+
+    def _on_offer(self, offer: VersionOffer | None) -> None:
         """It is here, published at this gateway or at another one."""
-        self._newest = version
-        self._view.add_version(version)
-        self._announced_ns[version.number] = self._clock.now_ns()
+        if offer is None:
+            return
+        number = offer.version.number
+        self._newest = offer
+        self._view.add_version(offer.version)
+        self._announced_ns[number] = self._clock.now_ns()
         for name, known in list(self._peers.items()):
             if known.role in _SUBSCRIBERS and not known.rejected:
-                self.announce(name, version.number)
+                self.announce(name, number)
 
     # --- out ----------------------------------------------------------------------------------------------------
 
@@ -132,26 +142,26 @@ class VersionService:
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
         number = pinned or number
-        if number is None or (self._newest is not None and self._newest.number == number):
+        if number is None or (self._newest is not None and self._newest.version.number == number):
             if self._newest is not None:
                 self._send(peer, self._newest)
             return
 
-        def found(version: PolicyVersion | None) -> None:
-            if version is None:
+        def found(offer: VersionOffer | None) -> None:
+            if offer is None:
                 self._channel.send(peer, Rejection(f"there is no policy version {number}."))
             else:
-                self._send(peer, version)
+                self._send(peer, offer)
 
-        self.tasks.submit(Task(partial(self._weights.version, number), found, partial(self._refuse, peer)))
+        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
     def announce_newest(self, peer: str, role: str) -> None:
         """`peer` has just said hello."""
         if role in _SUBSCRIBERS:
             self.announce(peer, None)
 
-    def serve(self, peer: str, request: FetchWeights) -> None:
-        """Send a part of a version."""
+    def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
+        """Send a part of a version, or say by which deltas it can be had."""
         if self._fetching[peer] >= _FETCHES_AT_ONCE:
             self._refused[RefusalReason.too_often] += 1
             return
@@ -167,7 +177,10 @@ class VersionService:
             self._fetched(peer)
             self._refuse(peer, error)
 
-        self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
+        if isinstance(request, FetchDeltas):
+            self.tasks.submit(Task(partial(self._weights.deltas, request), answer, refuse))
+        else:
+            self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
 
     def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
         """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""
@@ -188,9 +201,10 @@ class VersionService:
         if self._fetching[peer] <= 0:
             del self._fetching[peer]
 
-    def _send(self, peer: str, version: PolicyVersion) -> None:
+    def _send(self, peer: str, offer: VersionOffer) -> None:
+        version, manifest, signature, delta = offer
         announced_ns = self._announced_ns.setdefault(version.number, self._clock.now_ns())
-        self._channel.send(peer, VersionAvailable(version, announced_ns))
+        self._channel.send(peer, VersionAvailable(version, announced_ns, manifest, signature, delta))
 
     def _refuse(self, peer: str, error: Exception) -> None:
         if isinstance(error, StorageError):

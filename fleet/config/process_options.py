@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 PORT = 5760
 WEB_PORT = 8080
 THINK_PORT = 5761
+RELAY_PORT = 5763
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
@@ -224,6 +225,14 @@ class ThinkServerOptions(ClientOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelayOptions(ClientOptions):
+    name: Name = "relay"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")] = RELAY_PORT
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    cache_mb: Annotated[int, typer.Option(min=1, help="Megabytes of memory for chunks of versions.")] = 512
+
+
+@dataclass(frozen=True, kw_only=True)
 class EdgeOptions(ClientOptions):
     """Of a robot's supervisor."""
 
@@ -238,6 +247,10 @@ class EdgeOptions(ClientOptions):
     operator: Operator = True
     think: Annotated[
         str, unset("A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.")
+    ] = ""
+    relay: Annotated[
+        str,
+        unset("The site's `vla-fleet relay`, tcp://HOST:PORT, which is asked for weights first; its key: `relay`."),
     ] = ""
     site: Site = ""
     stop_key: Annotated[

@@ -131,16 +131,19 @@ def make_gateway(
     channel: AuthenticatedServerChannel,
     clock: Clock | None = None,
     stops: StopServer | None = None,
+    secret: bytes = b"",
 ) -> tuple[Gateway, FleetView, Ledger, MaintenanceThread]:
     """The gateway on `data`, its view for the page, the ledger to close at the end, and maintenance, not started.
 
     `clock`: that of robots which do not run in real time, for leases and health. `stops`: their own way, not started.
+    `secret`: its own key's, by which manifests of versions are signed.
     """
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.storage.ingest import Ingest
     from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
+    from wire.weights.manifest import Signer
 
     ledger, store = data.buffer.open_writer()
     clock = clock or MonotonicClock()
@@ -155,7 +158,7 @@ def make_gateway(
         view.add_evaluation(evaluation, t_s)
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
-    weights = WeightStore.open(data.weights, ledger, store.objects)
+    weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
     gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 

@@ -41,10 +41,14 @@ class Port(StrEnum):
     """the gateway's way of stops"""
     think = "think"
     """a think server"""
+    relay = "relay"
+    """of a site"""
 
 
 _RECORDERS = (Role.edge, Role.demonstrator)
-_LEARNERS = (Role.trainer, Role.evaluator, Role.thinker)
+_LEARNERS = (Role.trainer, Role.evaluator, Role.thinker, Role.relay)
+_RUNNERS = (Role.edge, Role.evaluator, Role.thinker)
+"""of versions"""
 _ALL = (*_RECORDERS, *_LEARNERS, *CALLERS)
 
 MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
@@ -56,7 +60,8 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         Preview: _RECORDERS,
         EdgeEvent: _RECORDERS,
         VersionActivated: _RECORDERS,
-        **dict.fromkeys((FetchWeights, FetchDeltas), (Role.edge, Role.evaluator, Role.thinker)),
+        FetchWeights: (*_RUNNERS, Role.relay),
+        FetchDeltas: _RUNNERS,
         Publish: (Role.trainer,),
         WeightBytes: (Role.trainer,),
         TrainerStatus: (Role.trainer,),
@@ -71,6 +76,7 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         OperatorCommand: CALLERS,
     },
     Port.think: {ThinkRequest: (Role.edge,)},
+    Port.relay: {FetchWeights: _RUNNERS},
 }
 
 

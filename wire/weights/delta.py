@@ -255,7 +255,7 @@ def _add_floats(
 
 def _round_steps(values: np.ndarray) -> np.ndarray:
     whole = np.copysign(np.floor(np.abs(values) + np.float32(_ROUND)), values)
-    return np.clip(whole, -127, 127).astype(np.int8)
+    return np.asarray(np.clip(whole, -127, 127), np.int8)
 
 
 def _add_steps(offset: int, steps: np.ndarray, width: float, values: np.ndarray, add: Callable[[_Piece], None]) -> None:
@@ -311,8 +311,8 @@ def _planes(words: np.ndarray) -> bytes:
 
 
 def _from_planes(data: np.ndarray, count: int, kind: type[np.unsignedinteger[Any]]) -> np.ndarray:
-    words: np.ndarray = np.ascontiguousarray(data.reshape(-1, count).T).view(kind)
-    return words[:, 0]
+    bytes_of_each = np.ascontiguousarray(data.reshape(-1, count).T)
+    return np.asarray(bytes_of_each.view(kind)[:, 0])
 
 
 def _round_bf16(values: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
+from tests import samples
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
 from wire.messages import Message
@@ -123,7 +124,7 @@ class Hall:
     def publish(self, number: int) -> None:
         trainer = self.server.connect("trainer")
         trainer.send(Hello("trainer", "trainer", "c", 1))
-        data = b"weights %d" % number
+        data = samples.weights(number, 300)
         version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 20, 3)
         trainer.send(Publish(version))
         trainer.send(WeightBytes(number, 0, data))

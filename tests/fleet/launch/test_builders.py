@@ -121,7 +121,7 @@ def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_st
     make_keys(data.keys, [GATEWAY])
     tried: list[bool] = []
 
-    def make(*_: object, stops: StopServer) -> object:
+    def make(*_: object, stops: StopServer, secret: bytes) -> object:
         tried.append(stops._thread is not None and stops._thread.is_alive())
         if len(tried) < 3:
             raise StorageError("connection refused.")
