@@ -53,8 +53,8 @@ class ActionCheck:
         low, high = policy.spec.action_low(), policy.spec.action_high()
         self._low, self._high = low, high
         self._range = np.where(np.isfinite(high - low) & (high > low), high - low, np.float32(1))
-        seeded = "seed" in inspect.signature(policy.act).parameters
-        self._chunk: Callable[..., ActionChunk] = partial(policy.act, seed=_SEED) if seeded else policy.act
+        act: Callable[..., ActionChunk] = policy.act
+        self._chunk = partial(act, seed=_SEED) if "seed" in inspect.signature(act).parameters else act
         self._chosen: list[int] = []
         self._held: tuple[list[int], list[Observation]] = [], []
         self._acted: dict[str, np.ndarray] = {}

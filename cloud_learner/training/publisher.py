@@ -32,11 +32,10 @@ from cloud_learner.training.status import PublishCounts, VersionFault, VersionMe
 from wire.errors import StorageError, WeightsError
 from wire.task_thread import Task, TaskQueue
 from wire.types import PolicyVersion
-from wire.weights.delta import DeltaStats, WeightsLayout, encode
+from wire.weights.check import find_not_finite
+from wire.weights.delta import DeltaStats, encode
 
 log = logging.getLogger(__name__)
-_SLICE = 1 << 20
-_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +54,7 @@ class PreparedVersion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _PublishRequest:
     weights: list[nn.Module]
     """one, and none once it is packed"""
     version: PolicyVersion
@@ -118,7 +117,7 @@ class VersionPublisher:
         if self._check is not None:
             self._check.choose()
         self.busy = True
-        wanted = _Wanted([weights], version, trained, parent_sha256, whole)
+        wanted = _PublishRequest([weights], version, trained, parent_sha256, whole)
         self._tasks.submit(Task(lambda: self._make(wanted), self._on_made, self._on_failed))
 
     def poll(self) -> PreparedVersion | None:
@@ -164,11 +163,11 @@ class VersionPublisher:
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
-    def _make(self, wanted: _Wanted) -> PreparedVersion | VersionRefusal:
+    def _make(self, wanted: _PublishRequest) -> PreparedVersion | VersionRefusal:
         began_s = time.monotonic()
         saved = self._save(wanted.weights.pop())
         file = np.frombuffer(bytearray(saved), np.uint8)
-        if bad := _find_not_finite(file):
+        if bad := find_not_finite(file, "weights"):
             return VersionRefusal(VersionFault.not_finite, f"'{bad}' is not finite")
         delta, stats = bytearray(), DeltaStats()
         base = None if self._goes_whole(wanted) else self._find_base(wanted.version.parent, wanted.parent_sha256)
@@ -192,7 +191,7 @@ class VersionPublisher:
         version = msgspec.structs.replace(wanted.version, sha256=sha256, size_bytes=len(file))
         return PreparedVersion(version, wanted.trained, file, delta if smaller else None, measures)
 
-    def _goes_whole(self, wanted: _Wanted) -> bool:
+    def _goes_whole(self, wanted: _PublishRequest) -> bool:
         parent, every = wanted.version.parent, self._config.anchor_every
         return wanted.whole or not parent or not wanted.parent_sha256 or (every > 0 and parent % every == 0)
 
@@ -223,7 +222,7 @@ class VersionPublisher:
         return self._check.config.quantization_every if self._check is not None else 1
 
     def _compare(
-        self, wanted: _Wanted, file: np.ndarray, sha256: str, exact: bytes | None
+        self, wanted: _PublishRequest, file: np.ndarray, sha256: str, exact: bytes | None
     ) -> tuple[float | None, float | None] | VersionRefusal:
         """How far actions are from the parent's, and those of the exact weights; None for what cannot be told.
 
@@ -267,22 +266,3 @@ class VersionPublisher:
             keep_file(self._directory, number, *self._base)
         except StorageError as error:
             log.warning("after a restart the next version travels whole: %s", error)
-
-
-def _find_not_finite(file: np.ndarray) -> str:
-    """The first tensor of a weights file, uint8[size], with a value that is not finite; '' for none."""
-    layout = WeightsLayout.of(file)
-    for name, tensor in layout.header.tensors.items():
-        begin, end = (layout.data_offset + at for at in tensor.data_offsets)
-        for first in range(begin, end, 8 * _SLICE):
-            part = file[first : min(end, first + 8 * _SLICE)]
-            if tensor.dtype == "BF16":
-                exponents = part.view("<u2") & np.uint16(0x7F80)
-                finite = not (exponents == 0x7F80).any()
-            elif tensor.dtype in _FLOATS:
-                finite = bool(np.isfinite(part.view(_FLOATS[tensor.dtype])).all())
-            else:
-                break
-            if not finite:
-                return name
-    return ""
