@@ -98,8 +98,8 @@ class ActionCheck:
         if change > config.max_change:
             return change, VersionRefusal(
                 VersionFault.moved,
-                f"its actions are {change:.3f} of their range away from its parent's, more than max_change "
-                f"{config.max_change:g}",
+                f"its actions are {change:.3f} of their range away from its parent's, more than the max_change of "
+                f"{config.max_change:g} that the recipe's action_check allows",
             )
         rise = self._saturated(actions) - self._saturated(before)
         if rise > config.max_saturation_rise:

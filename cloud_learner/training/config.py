@@ -46,7 +46,7 @@ class ActionCheckConfig:
 
     observations: int = 16
     """recorded ones for which a version acts before it is published; 0: no version is looked at"""
-    max_change: float = 0.3
+    max_change: float = 0.25
     """root mean square of the difference to its parent's actions, in ranges of the action's dimensions"""
     max_saturation_rise: float = 0.5
     """share of actions at the limits of their range, above its parent's"""
