@@ -58,7 +58,7 @@ class ActionCheck:
         self._chosen: list[int] = []
         self._held: tuple[list[int], list[Observation]] = [], []
         self._acted: dict[str, np.ndarray] = {}
-        """float32[n, H, da] on the held observations by the sha256 of a version's file: of the last two"""
+        """float32[n, H, da] on the held observations by the sha256 of a version's file: the last two asked for"""
 
     def choose(self) -> None:
         """Choose observations, unless there are enough: more of them may have been recorded."""
@@ -75,8 +75,11 @@ class ActionCheck:
         return bool(self._held[1])
 
     def knows(self, sha256: str) -> bool:
-        """Whether that version acted on these observations already."""
-        return sha256 in self._acted
+        """Whether that version acted on these observations already; it is then not forgotten for the next one."""
+        if sha256 not in self._acted:
+            return False
+        self._acted[sha256] = self._acted.pop(sha256)
+        return True
 
     def act(self, weights: bytes, sha256: str = "") -> np.ndarray | VersionRefusal:
         """float32[n, H, da] of a version on the held observations; remembered with its `sha256`."""
