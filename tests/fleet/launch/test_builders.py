@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.training.trainer import TrainerCounts
+from cloud_learner.training.status import TrainerCounts
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import (
     DemonstratorOptions,
