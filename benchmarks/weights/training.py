@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.common.in_process_fleet import InProcessFleet, success
 from benchmarks.policies.models import write_checkpoint
-from cloud_learner.training.trainer import TrainerPhase
+from cloud_learner.training.status import TrainerPhase
 from fleet.config.overrides import Overrides
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe

@@ -168,14 +168,10 @@ class RolloutService:
                 if robot and robot not in self._peers:
                     raise RejectedError(f"there is no robot '{robot}' here.")
                 controller.pin(robot, number)
-                self._view.add_event(
-                    "rollout", f"{who}: {f'pinned to {number}' if number else 'pinned no more'}", robot
-                )
+                self._say(who, f"pinned to {number}" if number else "pinned no more", robot)
             case VersionAction.freeze | VersionAction.thaw:
                 controller.freeze(action == VersionAction.freeze, now_ns)
-                self._view.add_event(
-                    "rollout", f"{who}: versions are {'frozen' if controller.state.frozen else 'free'}"
-                )
+                self._say(who, "versions are frozen" if controller.state.frozen else "versions are free")
             case _:
                 raise RejectedError(f"versions can be {', '.join(VersionAction)}, not '{action[:40]}'.")
         self._apply()
@@ -207,6 +203,9 @@ class RolloutService:
         )
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _say(self, who: str, text: str, robot: str = "") -> None:
+        self._view.add_event("rollout", f"{who}: {text}", robot)
 
     def _require_number(self, action: str, number: int) -> None:
         if not number:

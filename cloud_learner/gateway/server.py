@@ -313,8 +313,7 @@ class Gateway:
                 self._versions.note_activation(peer, message, known.offset_ns or 0)
             case Heartbeat(sent_ns=sent_ns):
                 known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
-                answer = partial(self._send_hello_ack, peer, sent_ns, now_ns)
-                self._versions.when_received(peer, answer)
+                self._versions.when_received(peer, partial(self._send_hello_ack, peer, sent_ns, now_ns))
             case ChangeVersions():
                 self._rollout.handle_call(peer, message, partial(self._channel.send, peer))
             case _ if isinstance(message, CALLS):

@@ -10,6 +10,7 @@ from typing import Any
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
+from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
@@ -82,6 +83,10 @@ class Recipe:
     """share of its velocity limits at which each robot moves at most"""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
+    publisher: PublisherConfig = field(default_factory=PublisherConfig)
+    """how versions travel"""
+    action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)
+    """which versions are not let out for what they do"""
     retention: Retention = field(default_factory=Retention)
     """what of the experience is forgotten by itself; nothing unless it says so"""
     cache_bytes: int = 4 * 1024**3
@@ -95,6 +100,11 @@ class Recipe:
     staleness: StalenessBound | None = None
     """how many versions a rollout may be behind when it arrives, and what the trainer makes of those further behind;
     None: they count like all others"""
+    min_corrected_steps: int = 200
+    """a policy that is pretrained takes its first gradient step once so many steps can be imitated"""
+    max_samples_per_insert: float = 500.0
+    """and online at most so many steps are drawn for each step that can be imitated; 0: as many as the trainer
+    manages"""
     validation: float = 0.0
     """share of the episodes that are never trained on, by their ids: the same ones for good"""
     cache_workers: int = 0

@@ -118,6 +118,7 @@ def run_trainer(options: TrainerOptions) -> None:
             from wire.metrics import MetricsServer
 
             MetricsServer(options.metrics_host, options.metrics_port, TrainerMetrics(trainer, MonotonicClock()))
+        trainer.start()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)

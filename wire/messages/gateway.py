@@ -318,13 +318,17 @@ class TrainerStatus(Message, frozen=True, eq=False):
     imitated_steps: int
     cached_segments: int
     phase: str
-    """waiting, pretraining or online"""
+    """waiting, pretraining, online, rate limited or finished"""
     echo: float = 1.0
     """draws of a step, on average, while it is in the trainer's cache; 1 where all fits"""
     rollout_steps: int = 0
     """of its tasks in the buffer: what the policy did by itself"""
     stale_steps: int = 0
     """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
+    refused: int = 0
+    """versions that the trainer itself did not let out"""
+    refusal: str = ""
+    """why the newest one was not, '' when it was"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

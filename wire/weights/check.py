@@ -18,14 +18,22 @@ def require_finite(path: Path, what: str) -> None:
     """Raise `WeightsError` naming the tensor for a file that is no weights or has a value that is not finite."""
     with storage_errors("weights file", path):
         data = np.memmap(path, np.uint8, "r")
+    if name := find_not_finite(data, what):
+        raise WeightsError(f"{what}: '{name}' is not finite: training diverged. Go on from an earlier checkpoint.")
+
+
+def find_not_finite(data: np.ndarray, what: str) -> str:
+    """The first tensor of a weights file, uint8[size], with a value that is not finite; '' for none.
+
+    Raises `WeightsError` for bytes that are no weights.
+    """
     layout = WeightsLayout.of(data, what)
     for name, tensor in layout.header.tensors.items():
         begin, end = (layout.data_offset + at for at in tensor.data_offsets)
         for first in range(begin, end, _SLICE_BYTES):
             if not _finite(tensor.dtype, data[first : min(first + _SLICE_BYTES, end)]):
-                raise WeightsError(
-                    f"{what}: '{name}' is not finite: training diverged. Go on from an earlier checkpoint."
-                )
+                return name
+    return ""
 
 
 def require_same_tensors(mine: tuple[TensorEntry, ...], parents: tuple[TensorEntry, ...], what: str) -> None:
