@@ -17,7 +17,8 @@ _FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 def require_finite(path: Path, what: str) -> None:
     """Raise `WeightsError` naming the tensor for a file that is no weights or has a value that is not finite."""
     with storage_errors("weights file", path):
-        data = np.memmap(path, np.uint8, "r")
+        # an empty file cannot be mapped
+        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     layout = WeightsLayout.of(data, what)
     for name, tensor in layout.header.tensors.items():
         begin, end = (layout.data_offset + at for at in tensor.data_offsets)
