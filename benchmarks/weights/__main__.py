@@ -53,7 +53,7 @@ def runs(place: Path, quick: bool) -> list[TrainingRun]:
             "first_steps": 30,
         }
         vla = {"name": "lerobot SmolVLA, 450 M trained", "size": "smolvla-450m", "versions": 4, "steps": 3, "batch": 2}
-        found += [replace(base, **act), replace(base, **vla, first_steps=6, config=_PRETRAINED)]
+        found += [replace(base, **act, first_steps=30), replace(base, **vla, first_steps=6, config=_PRETRAINED)]
     placed = []
     for number, one in enumerate(found):
         directory = place / str(number)
@@ -83,7 +83,7 @@ def measure(quick: bool) -> Result:
     goals.append(_at_least("held-out success, rebuilt minus trained", equal["rebuilt"] - equal["trained"], -0.05))
     notes = [
         "Sparse delta: 4 bytes of place and 2 of value for each value of the bfloat16 state that changes.",
-        "1 / and megabytes: medians over the updates. Left for the next: root mean square of what rounding left out, in "
+        "1 / and megabytes: medians over the updates. Left for the next: root mean square of what rounding left, over "
         "that of the update; it does not add up, for the next delta starts from what robots have.",
         "On the way: a whole above 300 MB is not sent; its time is its size over the line's rate.",
     ]
