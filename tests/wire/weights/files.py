@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from wire.types import PolicyVersion
@@ -56,6 +58,17 @@ def applied(base: bytes, *deltas: bytes) -> bytes:
     made = mapped(base)
     apply(made, read_frames(io.BytesIO(b"".join(deltas))))
     return made.tobytes()
+
+
+def frame(data: bytes) -> bytes:
+    """A delta's frame of whatever somebody may have put together."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = packer.compress(data) + packer.flush()
+    return len(packed).to_bytes(4, "little") + packed
+
+
+def frame_of(*pieces: Sequence[object]) -> bytes:
+    return frame(msgspec.msgpack.encode(pieces))
 
 
 def version_of(number: int, data: bytes, parent: int | None = None) -> PolicyVersion:

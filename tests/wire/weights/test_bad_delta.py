@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import tracemalloc
-import zlib
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -14,22 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.weights.files import applied, delta_of, floats, mapped, walk
+from tests.wire.weights.files import applied, delta_of, floats, frame, frame_of, mapped, walk
 from wire.errors import WeightsError
 from wire.weights.delta import MAX_FRAME_BYTES, Precision, WeightsLayout, apply, read_frames
 
 BASE, NEXT = (floats(w=values, n=values[:8]) for values in walk(500, 2))
 DELTAS = {precision: delta_of(BASE, NEXT, precision) for precision in Precision}
-
-
-def frame(data: bytes) -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = packer.compress(data) + packer.flush()
-    return len(packed).to_bytes(4, "little") + packed
-
-
-def frame_of(*pieces: Sequence[object]) -> bytes:
-    return frame(msgspec.msgpack.encode(pieces))
 
 
 def refuse(*deltas: bytes) -> None:
