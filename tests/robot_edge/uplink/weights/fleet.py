@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +17,15 @@ from tests.cloud_learner.dispatch.hall import Hall
 from tests.cloud_learner.fake_edge import SPEC
 from tests.wire.weights.files import delta_of, floats, version_of
 from wire.clock import ManualClock, clock_name
-from wire.messages.gateway import Hello, Publish, WeightBytes
+from wire.messages.gateway import FetchWeights, Hello, Publish, WeightBytes
 from wire.transport.faults import FaultPlan, FaultWindow
-from wire.transport.memory_channel import MemoryServer
+from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import PolicyVersion
 from wire.weights import manifest
 from wire.weights.manifest import Signer
 
 SECOND = 1_000_000_000
-CHUNK = 4096
+CHUNK, PART = 4096, 100_000
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +37,16 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Fleet:
     """Everything is polled a hundred times a second of a clock that the test moves."""
 
-    def __init__(self, root: Path, count: int = 8000, faults: FaultWindow | None = None, seed: int = 0) -> None:
-        """`count`: of values in a version; `faults`: of the robot's connection, from now on."""
+    def __init__(
+        self,
+        root: Path,
+        count: int = 8000,
+        faults: FaultWindow | None = None,
+        seed: int = 0,
+        relay: Callable[[FetchWeights], Iterable[WeightBytes]] | None = None,
+    ) -> None:
+        """`count`: of values in a version; `faults`: of the robot's connection, from now on; `relay`: what it answers
+        to a robot, which has none by default."""
         self.root, self.clock, self._count, self._faults, self._seed = root, ManualClock(SECOND), count, faults, seed
         self.server = MemoryServer(clock=self.clock)
         self.hall = Hall(root / "gateway", self.clock, self.server, signer=Signer(b"x" * 32))
@@ -49,6 +57,9 @@ class Fleet:
         self.arrived: list[int] = []
         self.killed: list[object] = []
         """kept: what they have not written yet is never written while the test runs"""
+        self.relay = relay
+        self.relayed: list[FetchWeights] = []
+        """what the relay was asked for"""
         self.start_robot()
 
     # --- who is there ---------------------------------------------------------------------------------------------
@@ -73,6 +84,10 @@ class Fleet:
         if hasattr(self, "robot"):
             self.killed.append(self.robot)
         self.robot = WeightSubscriber(hello, channel, self.here, self.clock)
+        if self.relay is not None:
+            self._relay, near = memory_pair()
+            self._link = near
+            self.robot._client = WeightClient(self.here, channel, self.clock, relay=near)
 
     def restart_gateway(self) -> None:
         self.killed.append(self.hall)
@@ -98,8 +113,8 @@ class Fleet:
         trainer.send(Hello("trainer", "trainer", "c", 1))
         base, size = (0, 0) if whole else (number - 1, len(data))
         trainer.send(Publish(version_of(number, self.files[number]), (), base, size))
-        for at in range(0, len(data), 9000):
-            trainer.send(WeightBytes(number, at, data[at : at + 9000], not whole))
+        for at in range(0, len(data), PART):
+            trainer.send(WeightBytes(number, at, data[at : at + PART], not whole))
         self.hall.gateway.poll()
         assert self.hall.ledger.version(number) is not None
         return number
@@ -111,6 +126,8 @@ class Fleet:
     def step(self) -> None:
         self.clock.advance(SECOND // 100)
         self.hall.gateway.poll()
+        if self.relay is not None:
+            self._pass_on(self.relay)
         before = self.robot.ready
         self.robot.poll()
         if self.robot.ready is not None and self.robot.ready != before:
@@ -122,6 +139,21 @@ class Fleet:
     def run(self, seconds: float) -> None:
         for _ in range(round(100 * seconds)):
             self.step()
+
+    def _pass_on(self, relay: Callable[[FetchWeights], Iterable[WeightBytes]]) -> None:
+        while (asked := self._relay.recv()) is not None:
+            assert isinstance(asked, FetchWeights)
+            self.relayed.append(asked)
+            for part in relay(asked):
+                self._relay.send(part)
+        while (part := self._link.recv()) is not None:
+            assert isinstance(part, WeightBytes)
+            self.client.add_part(part, by_relay=True)
+
+    def right(self, asked: FetchWeights) -> bytes:
+        """What an honest relay answers."""
+        data = self.deltas[asked.number] if asked.delta else self.files[asked.number]
+        return data[asked.offset : asked.offset + asked.size]
 
     def until(self, done: Callable[[], object], most_s: float = 30.0) -> float:
         """How long it took."""

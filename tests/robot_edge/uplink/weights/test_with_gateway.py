@@ -207,3 +207,18 @@ def test_whatever_the_line_does_the_newest_version_arrives_and_none_that_is_anot
     number = fleet.publish()
     fleet.fetch(number)
     assert len(set(fleet.arrived)) >= 2
+
+
+def test_a_gateway_whose_file_is_damaged_is_asked_now_and_then(fleet: Fleet) -> None:
+    fleet.server.cut.add("robot-0")
+    fleet.run(3)
+    number = fleet.publish(whole=True)
+    (path,) = (fleet.root / "gateway" / "weights").glob(f"{number}-*.safetensors")
+    path.write_bytes(fleet.files[number][:-100] + bytes(100))
+    fleet.server.cut.clear()
+    before = fleet.client.fetched_bytes
+    fleet.run(20)
+    assert not fleet.has(number)
+    assert fleet.client.fetched_bytes - before < 4 * len(fleet.files[number])
+    path.write_bytes(fleet.files[number])
+    fleet.fetch(number)
