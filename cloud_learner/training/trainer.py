@@ -392,6 +392,8 @@ class Trainer:
             cached_segments=stats.segments,
             phase=TrainerPhase.finished if self._finished else self.phase,
             echo=self._source.echo,
+            rollout_steps=stats.rollout_steps,
+            stale_steps=stats.stale_steps,
         )
         self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
         self._gateway.send(status)

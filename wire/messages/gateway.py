@@ -321,6 +321,10 @@ class TrainerStatus(Message, frozen=True, eq=False):
     """waiting, pretraining or online"""
     echo: float = 1.0
     """draws of a step, on average, while it is in the trainer's cache; 1 where all fits"""
+    rollout_steps: int = 0
+    """of its tasks in the buffer: what the policy did by itself"""
+    stale_steps: int = 0
+    """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,13 @@ _MOST_DELTAS = 64
 _LINEAGE = 64
 _LEAST_DIGITS = 12
 """of a sha256 that a robot has to know: so many are in the names of its files"""
+
+
+class VersionFiles(NamedTuple):
+    """What is here of a version."""
+
+    here: bool
+    delta_bytes: int
 
 
 class VersionOffer(NamedTuple):
@@ -230,6 +238,29 @@ class WeightStore:
         if len(self._offers) > _REMEMBERED:
             self._offers.popitem(last=False)
         return offer
+
+    def sizes(self, number: int) -> VersionFiles:
+        """What is here of a version. Raises `StorageError`."""
+        row = self._row(number)
+        path = self._root / row.path if row is not None else self._root / "none"
+        delta = delta_path(path)
+        with storage_errors("weights file", path):
+            return VersionFiles(path.exists(), delta.stat().st_size if delta.exists() else 0)
+
+    def prune(self, removable: Callable[[Mapping[int, int]], list[int]]) -> list[int]:
+        """Delete files of the versions that `removable` names, of those by number with their parents that are here;
+        which. Raises `StorageError`."""
+        here = {int(path.name.partition("-")[0]): path for path in self._root.glob("*.safetensors")}
+        rows = {number: row for number in here if (row := self._row(number)) is not None}
+        gone = removable({number: row.version.parent for number, row in rows.items()})
+        for number in gone:
+            path = self._root / rows[number].path
+            with storage_errors("weights file", path):
+                # the last one first: without its weights a version is not offered
+                for one in (path, delta_path(path), path.with_suffix(MANIFEST)):
+                    one.unlink(missing_ok=True)
+            self._offers.pop(number, None)
+        return gone
 
     def deltas(self, request: FetchDeltas) -> Deltas:
         """The deltas that make a version of one that whoever asks holds, if they are smaller than the whole."""
