@@ -250,14 +250,15 @@ class WeightStore:
     def prune(self, removable: Callable[[Mapping[int, int]], list[int]]) -> list[int]:
         """Delete files of the versions that `removable` names, of those by number with their parents that are here;
         which. Raises `StorageError`."""
-        here = {int(path.name.partition("-")[0]): path for path in self._root.glob("*.safetensors")}
+        numbers = (path.name.partition("-")[0] for path in self._root.glob("*.safetensors"))
+        here = sorted({int(number) for number in numbers if number.isdecimal()})
         rows = {number: row for number in here if (row := self._row(number)) is not None}
         gone = removable({number: row.version.parent for number, row in rows.items()})
         for number in gone:
             path = self._root / rows[number].path
             with storage_errors("weights file", path):
                 # the last one first: without its weights a version is not offered
-                for one in (path, delta_path(path), path.with_suffix(MANIFEST)):
+                for one in (path, delta_path(path), manifest_path(path)):
                     one.unlink(missing_ok=True)
             self._offers.pop(number, None)
         return gone

@@ -303,7 +303,7 @@ class WeightClient:
             self._follow()
         else:
             self._set_position(found.position)
-            if not enough:  # else `_on_silence` does, later
+            if self._wrong < _WRONG_CHUNKS:  # else `_on_silence` does, later
                 self._ask()
 
     def _on_checked(self, offer: Offer, right: bool | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from tests.cloud_learner.gateway.storage.test_weight_deltas import Trainer
 from tests.wire.weights.files import floats, version_of
-from wire.errors import RejectedError
+from wire.errors import RejectedError, StorageError
 from wire.messages.gateway import FetchDeltas, FetchWeights, Publish
 from wire.weights.manifest import Manifest
 
@@ -134,3 +135,38 @@ def test_a_first_version_has_no_parent(trainer: Trainer) -> None:
     assert offer is not None and offer.delta is None
     found = msgspec.msgpack.decode(offer.manifest, type=Manifest)
     assert (found.parent_sha256, found.lineage) == ("", ())
+
+
+def test_a_version_that_is_pruned_is_gone_with_all_that_belongs_to_it(trainer: Trainer) -> None:
+    trainer.publish(4)
+    (trainer.root / "somebodys-own.safetensors").write_bytes(b"x")
+    assert trainer.chain(4, held=1) == [2, 3, 4]
+    asked: list[dict[int, int]] = []
+
+    def removable(parents: Mapping[int, int]) -> list[int]:
+        asked.append(dict(parents))
+        return [2]
+
+    assert trainer.store.prune(removable) == [2]
+    assert asked == [{1: 0, 2: 1, 3: 2, 4: 3}]
+    assert not [name for name in trainer.names() if name.startswith("2")]
+    assert trainer.store.sizes(2) == (False, 0) and trainer.store.sizes(3) == (True, len(trainer.deltas[3]))
+    for _ in range(2):
+        assert trainer.chain(4, held=1) == []
+        assert trainer.chain(4, held=2) == [3, 4]
+        offer = trainer.store.offer(2)
+        assert offer is not None and not offer.whole_here
+        trainer.open()
+    trainer.publish()
+
+
+def test_a_parent_that_is_pruned_while_its_child_comes_asks_for_the_whole(trainer: Trainer) -> None:
+    trainer.publish(2)
+    trainer.train()
+    trainer.store.begin(trainer.offer(3))
+    trainer.store.prune(lambda parents: [2])
+    with pytest.raises(StorageError):
+        trainer.send(3, trainer.deltas[3])
+    assert not [name for name in trainer.names() if name.startswith("3")]
+    with pytest.raises(RejectedError, match=r"is gone\. Publish the whole"):
+        trainer.store.begin(trainer.offer(3))
