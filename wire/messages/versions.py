@@ -25,7 +25,7 @@ class FetchDeltas(Message, frozen=True, eq=False):
 
     number: int
     held: dict[int, str]
-    """sha256 by number, of versions whose files are here"""
+    """at least 12 digits of the sha256, by number, of versions whose files are here"""
 
 
 class VersionAvailable(Message, frozen=True, eq=False):

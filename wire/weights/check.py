@@ -17,7 +17,8 @@ _FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 def require_finite(path: Path, what: str) -> None:
     """Raise `WeightsError` naming the tensor for a file that is no weights or has a value that is not finite."""
     with storage_errors("weights file", path):
-        data = np.memmap(path, np.uint8, "r")
+        # an empty file cannot be mapped
+        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     if name := find_not_finite(data, what):
         raise WeightsError(f"{what}: '{name}' is not finite: training diverged. Go on from an earlier checkpoint.")
 

@@ -18,13 +18,13 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from wire.errors import InvalidDataError, WeightsError
-from wire.untrusted import SafetensorsHeader, read_safetensors_header
+from wire.untrusted import MAX_HEADER_BYTES, SafetensorsHeader, read_safetensors_header
 
 _SLICE = 1 << 20
 """elements that are looked at together: they fit a processor's cache, and other threads have their turn between two"""
@@ -35,6 +35,9 @@ _SPARSE = 0.04
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """of what a frame unpacks to"""
+_MOST_PIECES = 4096
+"""of a frame: each takes memory of its own"""
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 STEP = 1.5
 """times a delta's root mean square: 1.4 bits a value, on versions of a training run"""
 _ROUND = 0.4
@@ -77,7 +80,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
     step: float = 0.0
 
 
-_FRAME = msgspec.msgpack.Decoder(tuple[_Piece, ...])
+_FRAME = msgspec.msgpack.Decoder(Annotated[tuple[_Piece, ...], msgspec.Meta(max_length=_MOST_PIECES)])
 
 
 class WeightsLayout(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class WeightsLayout(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, data: np.ndarray, what: object = "weights") -> WeightsLayout:
         """As `read`, of a file in memory, uint8[size]."""
-        length = min(len(data), int.from_bytes(data[:8].tobytes(), "little"))
+        length = min(MAX_HEADER_BYTES, int.from_bytes(data[:8].tobytes(), "little"))
         return cls.read(io.BytesIO(data[: 8 + length].tobytes()), len(data), what)
 
 
@@ -111,6 +114,7 @@ class DeltaStats(msgspec.Struct):
     """tensors with a change"""
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def encode(
     base: np.ndarray,
     target: np.ndarray,
@@ -143,7 +147,7 @@ def encode(
 
     def add(piece: _Piece) -> None:
         nonlocal held
-        if held + len(piece.data) > 4 * _SLICE:
+        if held + len(piece.data) > 4 * _SLICE or len(frame) == _MOST_PIECES:
             flush()
         frame.append(piece)
         held += len(piece.data)
@@ -171,7 +175,7 @@ def apply(target: np.ndarray, frames: Iterable[bytes]) -> None:
     for packed in frames:
         try:
             pieces = _FRAME.decode(_unpack(packed))
-        except (msgspec.DecodeError, msgspec.ValidationError, zlib.error) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, zlib.error) as error:
             raise WeightsError(f"a delta that cannot be read: {error}.") from error
         for piece in pieces:
             size = piece.count * (1 if piece.kind == _Kind.raw else 4)
@@ -179,7 +183,8 @@ def apply(target: np.ndarray, frames: Iterable[bytes]) -> None:
                 raise WeightsError(f"a delta for bytes {piece.offset} to {piece.offset + size} of {len(target)}.")
             place = target[piece.offset : piece.offset + size]
             try:
-                _apply(place, piece)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    _apply(place, piece)
             except (ValueError, IndexError) as error:
                 raise WeightsError(f"a delta whose piece at {piece.offset} is not whole: {error}.") from error
 
@@ -244,6 +249,8 @@ def _add_floats(
             if changed:
                 add(_Piece(place, count, _Kind.bf16, _planes(halves)))
                 _add_bf16(old_part, halves, new_part)
+            else:
+                new_part[:] = old_part
         else:
             steps = _round_steps((new_part - old_part) / width)
             changed = int(np.count_nonzero(steps))
@@ -279,6 +286,10 @@ def _add_steps(offset: int, steps: np.ndarray, width: float, values: np.ndarray,
 def _apply(place: np.ndarray, piece: _Piece) -> None:
     """Raises `ValueError` or `IndexError` for data of another length."""
     count, data = piece.count, np.frombuffer(piece.data, np.uint8)
+    if piece.kind != _Kind.sparse and len(data) != (size := _size_of(piece.kind, count)):
+        raise ValueError(f"{len(data)} bytes where {size} were expected")
+    if not abs(piece.step) <= _MAX_FLOAT:
+        raise ValueError(f"a step of {piece.step}")
     if piece.kind == _Kind.raw:
         place[:] = data
         return
@@ -297,6 +308,18 @@ def _apply(place: np.ndarray, piece: _Piece) -> None:
             pairs[::2], pairs[1::2] = data & 15, data >> 4
             steps = pairs[:count].astype(np.int8) - np.int8(8)
             np.add(values, steps.astype(np.float32) * np.float32(piece.step), out=values)
+
+
+def _size_of(kind: _Kind, count: int) -> int:
+    """Bytes of so many values."""
+    match kind:
+        case _Kind.raw:
+            return count
+        case _Kind.xor:
+            return 4 * count
+        case _Kind.bf16:
+            return 2 * count
+    return -(-count // 2)
 
 
 def _floats(data: np.ndarray) -> np.ndarray:
@@ -336,6 +359,8 @@ def _distances(where: np.ndarray) -> bytes:
 def _read_distances(data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Places and steps."""
     length = int.from_bytes(data[:4], "little")
+    if not 0 < length < len(data) - 4:
+        raise ValueError(f"places in {length} of {len(data)} bytes")
     coded, steps = np.frombuffer(data, np.uint8)[4 : 4 + length], np.frombuffer(data, np.int8)[4 + length :]
     ends = np.flatnonzero(coded != 255)
     sums = np.cumsum(coded.astype(np.int64))[ends]

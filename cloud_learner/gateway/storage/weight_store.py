@@ -6,6 +6,7 @@ lie `.manifest`, which says what it is, and perhaps `.delta`, which makes it of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.gateway.storage.weight_exchange import WeightExchange
-from cloud_learner.gateway.storage.weight_upload import WeightUpload, delta_path
+from cloud_learner.gateway.storage.weight_upload import WeightUpload, delta_path, manifest_path
 from wire.errors import (
     CorruptDataError,
     FleetError,
@@ -38,12 +39,13 @@ from wire.weights.manifest import DeltaForm, Manifest, Signer, chunk_hashes, des
 log = logging.getLogger(__name__)
 MAX_PART_BYTES = 4 * 1024 * 1024
 """The most that one answer to `FetchWeights` carries."""
-MANIFEST = ".manifest"
 MAX_WEIGHTS_BYTES = 64 * 1024**3
 _REMEMBERED = 100
 _MOST_DELTAS = 64
 """in a row; the whole is not far from as small by then"""
 _LINEAGE = 64
+_LEAST_DIGITS = 12
+"""of a sha256 that a robot has to know: so many are in the names of its files"""
 
 
 class VersionFiles(NamedTuple):
@@ -123,6 +125,8 @@ class WeightStore:
             )
         if version.number != self._next():
             raise RejectedError(f"policy version {version.number} does not follow: the next is {self._next()}.")
+        if not 0 <= version.parent < version.number:
+            raise RejectedError(f"policy version {version.number}: its parent, {version.parent}, is none before it.")
         if len(version.sha256) != 64 or set(version.sha256) - set("0123456789abcdef"):
             raise RejectedError(f"policy version {version.number}: {version.sha256[:80]!r} is no sha256.")
         if not 0 < version.size_bytes <= MAX_WEIGHTS_BYTES:
@@ -162,7 +166,9 @@ class WeightStore:
             if upload.received < upload.size_bytes:
                 return None
             chunks = upload.finish()
-            self._describe(version, upload.path, chunks)
+            manifest = self._describe(version, upload.path, chunks)
+            self._require_parents_tensors(version, manifest)
+            write_durably(manifest_path(upload.path), manifest, "a manifest")
         except OSError as error:
             self._give_up(str(error))
             raise storage_error(error, f"weights of version {version.number}", upload.path) from error
@@ -174,6 +180,7 @@ class WeightStore:
             self._ledger.commit_version(version, upload.path.name, upload.trained)
         except InvalidDataError as error:
             # A trainer at another gateway was faster, or this one reads another ledger.
+            upload.drop()
             raise RejectedError(str(error)) from error
         self._remember(VersionRow(version, upload.path.name))
         return version
@@ -203,6 +210,7 @@ class WeightStore:
                 data = file.read(wanted)
         except FileNotFoundError as error:
             if request.delta:
+                self._offers.pop(request.number, None)
                 raise RejectedError(f"version {request.number} has no delta here: fetch the whole.") from error
             if self.exchange is not None:
                 self.exchange.fetch(row)
@@ -223,14 +231,8 @@ class WeightStore:
             return known
         if (row := self._row(number)) is None:
             return None
-        path = self._root / row.path
-        try:
-            manifest = path.with_suffix(MANIFEST).read_bytes()
-        except OSError:
-            if not path.exists():
-                return VersionOffer(row.version, b"", b"", None)
-            with storage_errors("weights file", path):
-                manifest = self._describe(row.version, path, chunk_hashes(path))
+        if not (manifest := self._manifest(row)):
+            return VersionOffer(row.version, b"", b"", None)
         signature = self._signer.sign(manifest) if self._signer is not None else b""
         offer = self._offers[number] = VersionOffer(row.version, manifest, signature, self._delta(row))
         if len(self._offers) > _REMEMBERED:
@@ -248,14 +250,15 @@ class WeightStore:
     def prune(self, removable: Callable[[Mapping[int, int]], list[int]]) -> list[int]:
         """Delete files of the versions that `removable` names, of those by number with their parents that are here;
         which. Raises `StorageError`."""
-        here = {int(path.name.partition("-")[0]): path for path in self._root.glob("*.safetensors")}
+        numbers = (path.name.partition("-")[0] for path in self._root.glob("*.safetensors"))
+        here = sorted({int(number) for number in numbers if number.isdecimal()})
         rows = {number: row for number in here if (row := self._row(number)) is not None}
         gone = removable({number: row.version.parent for number, row in rows.items()})
         for number in gone:
             path = self._root / rows[number].path
             with storage_errors("weights file", path):
                 # the last one first: without its weights a version is not offered
-                for one in (path, delta_path(path), path.with_suffix(MANIFEST)):
+                for one in (path, delta_path(path), manifest_path(path)):
                     one.unlink(missing_ok=True)
             self._offers.pop(number, None)
         return gone
@@ -273,7 +276,8 @@ class WeightStore:
             size, number = size + offer.delta.size_bytes, offer.delta.base
             if size >= whole:
                 break
-            if request.held.get(number) == offer.delta.base_sha256:
+            held = request.held.get(number, "")
+            if len(held) >= _LEAST_DIGITS and offer.delta.base_sha256.startswith(held):
                 return Deltas(request.number, tuple(reversed(found)))
         return Deltas(request.number, ())
 
@@ -301,17 +305,34 @@ class WeightStore:
         return path
 
     def _describe(self, version: PolicyVersion, path: Path, chunks: bytes) -> bytes:
-        """Write the manifest of a version; what it says. Raises `RejectedError` for other tensors than its parent's."""
-        parent = self.offer(version.parent) if version.parent else None
-        manifest = describe(version, path, parent.version.sha256 if parent else "", self._lineage(version), chunks)
-        if parent is not None and parent.manifest:
-            mine, parents = (msgspec.msgpack.decode(one, type=Manifest) for one in (manifest, parent.manifest))
-            try:
-                require_same_tensors(mine.tensors, parents.tensors, f"policy version {version.number}")
-            except WeightsError as error:
-                raise RejectedError(str(error)) from error
-        write_durably(path.with_suffix(MANIFEST), manifest, "a manifest")
+        """The manifest of a version."""
+        parent = self._row(version.parent) if version.parent else None
+        return describe(version, path, parent.version.sha256 if parent else "", self._lineage(version), chunks)
+
+    def _manifest(self, row: VersionRow) -> bytes:
+        """The manifest of a version that is committed, made again if it was lost; b"" while its file is not here."""
+        path = self._root / row.path
+        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            known = manifest_path(path).read_bytes()
+            if msgspec.msgpack.decode(known, type=Manifest).version == row.version:
+                return known
+        if not path.exists():
+            return b""
+        with storage_errors("weights file", path):
+            manifest = self._describe(row.version, path, chunk_hashes(path))
+        write_durably(manifest_path(path), manifest, "a manifest")
         return manifest
+
+    def _require_parents_tensors(self, version: PolicyVersion, manifest: bytes) -> None:
+        """Raises `RejectedError` for other tensors than its parent's."""
+        parent = self.offer(version.parent) if version.parent else None
+        if parent is None or not parent.manifest:
+            return
+        mine, parents = (msgspec.msgpack.decode(one, type=Manifest) for one in (manifest, parent.manifest))
+        try:
+            require_same_tensors(mine.tensors, parents.tensors, f"policy version {version.number}")
+        except WeightsError as error:
+            raise RejectedError(str(error)) from error
 
     def _lineage(self, version: PolicyVersion) -> tuple[int, ...]:
         found: list[int] = []

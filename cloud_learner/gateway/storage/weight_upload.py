@@ -19,7 +19,7 @@ from wire.weights.check import require_finite
 from wire.weights.delta import apply, read_frames
 from wire.weights.manifest import CHUNK_BYTES, ChunkHashes
 
-DELTA = ".delta"
+DELTA, MANIFEST = ".delta", ".manifest"
 _SYNC_BYTES = 16 * 1024**2
 """A gigabyte synced at its end would keep everybody waiting for seconds; so much of it at a time does not."""
 
@@ -27,6 +27,11 @@ _SYNC_BYTES = 16 * 1024**2
 def delta_path(path: Path) -> Path:
     """Where the delta of a version lies, by its weights file."""
     return path.with_suffix(DELTA)
+
+
+def manifest_path(path: Path) -> Path:
+    """Where it stands what a version is, by its weights file."""
+    return path.with_suffix(MANIFEST)
 
 
 class WeightUpload:
@@ -85,7 +90,7 @@ class WeightUpload:
         # closing flushes, which fails again on a full disk
         with contextlib.suppress(OSError):
             self._file.close()
-        for path in (self._coming, self._temporary, self.path, delta_path(self.path)):
+        for path in (self._coming, self._temporary, self.path, delta_path(self.path), manifest_path(self.path)):
             remove_quietly(path)
 
     def _sync(self) -> None:

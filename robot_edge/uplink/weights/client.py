@@ -113,9 +113,11 @@ class WeightClient:
         self._following, wanted = None, self._wanted.version if self._wanted is not None else None
         here = self.ready[0] if self.ready is not None else None
         if wanted is not None and same(wanted, version):
+            self.fault = ""
             return
         if here is not None and same(here, version):
             # Called back before its successor was here.
+            self.fault = ""
             self._drop()
             return
         if wanted is not None and version.number > wanted.number > (here.number if here is not None else 0):
@@ -136,7 +138,8 @@ class WeightClient:
         if not 0 < size <= self._plan.part(self._received, MOST_PART).size:
             self.refused["impossible_part"] += 1
             log.error("version %d: a part of %d bytes was not asked for.", message.number, size)
-            self._blame_relay("sent a part of another size")
+            if self._blame_relay("sent a part of another size"):
+                self._ask()
             return
         self._under_way.popleft()
         self._progress_ns = self._clock.now_ns()
@@ -243,6 +246,7 @@ class WeightClient:
     def _on_looked(self, offer: Offer, found: Found) -> None:
         self._checks = found.whole
         if found.whole:
+            self.fault = ""
             return
         if found.fault:
             # Only another version, or more room, can mend that.
@@ -266,7 +270,7 @@ class WeightClient:
         assert self._file is not None
         version = self._wanted.version
         plan = plan or FetchPlan.whole(version.number, version.size_bytes, self._wanted.chunks)
-        self._plan = None
+        self._plan, self._wrong = None, 0
         self._progress_ns = self._clock.now_ns()
 
         def begun(_: Offer, position: int) -> None:
@@ -280,27 +284,27 @@ class WeightClient:
         self._written = found.position
         if found.done:
             self._on_ready(offer)
-        elif not found.wrong:
-            self._ask()
+        elif found.wrong_chunk or found.wrong_whole:
+            self._on_wrong(offer, found)
         else:
-            self._on_wrong(offer, found.position)
+            self._ask()
 
-    def _on_wrong(self, offer: Offer, position: int) -> None:
-        """A chunk is not what it should be, or the whole is not."""
+    def _on_wrong(self, offer: Offer, found: Appended) -> None:
         self._wrong += 1
-        number = offer.version.number
-        if position or (self._plan is not None and self._plan.blobs[0].chunks):
+        if found.wrong_chunk:
             self._blame_relay("sent a chunk that is another one")
-        log.error("version %d arrived with the wrong hash from byte %d on.", number, position)
-        if self._plan is not None and self._plan.base:
+        log.error("version %d arrived with the wrong hash from byte %d on.", offer.version.number, found.position)
+        enough = found.wrong_whole or self._wrong >= _WRONG_CHUNKS
+        if enough and self._plan is not None and self._plan.base:
             # A base that is damaged makes something else of a delta that is right.
             self._follow_plan(None)
-        elif self._following is not None and (position == 0 or self._wrong >= _WRONG_CHUNKS):
+        elif enough and self._following is not None:
             self._drop()
             self._follow()
         else:
-            self._set_position(position)
-            self._ask()
+            self._set_position(found.position)
+            if self._wrong < _WRONG_CHUNKS:  # else `_on_silence` does, later
+                self._ask()
 
     def _on_checked(self, offer: Offer, right: bool | None) -> None:
         if right:
@@ -362,13 +366,16 @@ class WeightClient:
             self._set_position(self._received)
             self._ask()
 
-    def _blame_relay(self, what: str) -> None:
+    def _blame_relay(self, what: str) -> bool:
+        """Whether it was asked."""
         if self._by_relay:
             log.error("the relay %s; for a minute the gateway is asked instead.", what)
             self.refused["relay"] += 1
             self._relay_rests_ns = self._clock.now_ns() + _RELAY_REST_NS
             self._under_way.clear()
-            self._asked = self._received
+            self._asked, self._by_relay = self._received, False
+            return True
+        return False
 
     def _set_position(self, position: int) -> None:
         """Go on from there; what is under way is not waited for."""

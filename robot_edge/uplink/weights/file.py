@@ -42,8 +42,10 @@ class Appended(NamedTuple):
     """the next byte that is wanted: behind the part, or where a chunk begins that was wrong"""
     done: bool = False
     """the version is here, and right"""
-    wrong: bool = False
-    """a chunk, or with `position` 0 the whole, is not what it should be"""
+    wrong_chunk: bool = False
+    """a chunk is not what it should be"""
+    wrong_whole: bool = False
+    """all of it has come, and makes something else"""
 
 
 class WeightFile:
@@ -95,7 +97,7 @@ class WeightFile:
                 begin = self._plan.chunk_begin(position - 1)
                 os.truncate(self._coming, begin)
                 # the hash of the whole has what was wrong in it
-                return Appended(self._resume(), wrong=True)
+                return Appended(self._resume(), wrong_chunk=True)
             self._chunk = hashlib.sha256()
         if position < self._plan.size_bytes:
             return Appended(position)
@@ -103,7 +105,7 @@ class WeightFile:
         right = self._rebuild() if self._plan.base else self._sha256.hexdigest() == self._version.sha256
         if not right:
             self._coming.unlink()
-            return Appended(self._resume(), wrong=True)
+            return Appended(self._resume(), wrong_whole=True)
         self._coming.rename(self.path)
         self._keep_newest()
         return Appended(position, done=True)

@@ -24,6 +24,7 @@ from wire.messages.gateway import Hello, OperatorCommand, Publish, WeightBytes
 from wire.transport.channel import Channel
 from wire.transport.memory_channel import MemoryClient, MemoryServer
 from wire.types import PolicyVersion
+from wire.weights.manifest import Signer
 
 TASKS = ("reach", "push")
 
@@ -38,6 +39,7 @@ class Hall:
         server: MemoryServer | None = None,
         stops: Callable[[ManualClock], StopServer] | None = None,
         ledger: str = "",
+        signer: Signer | None = None,
     ) -> None:
         self.root = root
         self.clock = clock or ManualClock(10**9)
@@ -49,7 +51,8 @@ class Hall:
         self.stops = stops(self.clock) if stops is not None else None
         give = self.stops.give if self.stops is not None else None
         self.desk = OperatorSessions(self.view, clock=self.clock, stop=give)
-        weights = WeightStore.open(root / "weights", self.ledger)
+        self.signer = signer
+        weights = WeightStore.open(root / "weights", self.ledger, signer=signer)
         self.gateway = Gateway(
             self.server,
             self.ledger,
@@ -68,7 +71,7 @@ class Hall:
     def killed(self) -> Hall:
         """Another gateway on the same data, as after a kill -9."""
         self.ledger.close()
-        again = Hall(self.root, self.clock, self.server)
+        again = Hall(self.root, self.clock, self.server, signer=self.signer)
         again.edges = self.edges
         return again
 
