@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +28,28 @@ def load(place: Path) -> list[np.ndarray]:
 def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[str, Any]:
     """Medians over the updates. The quantised deltas follow each other, as a trainer's do."""
     whole = len(versions[0])
-    quantised, changed, encode_s, rebuild_s, off = [], [], [], [], []
+    quantised: list[int] = []
+    changed: list[float] = []
+    encode_s: list[float] = []
+    rebuild_s: list[float] = []
+    off: list[float] = []
     published = versions[0].copy()
     for trained in versions[1:]:
         frames: list[bytes] = []
         stats, target = DeltaStats(), trained.copy()
-        encode_s.append(
-            _timed(lambda target=target, frames=frames, stats=stats: _encode(published, target, frames, stats))
-        )
+        encode_s.append(_timed(partial(encode, published, target, frames.append, stats=stats)))
         data = b"".join(frames)
         rebuilt = published.copy()
-        rebuild_s.append(_timed(lambda rebuilt=rebuilt, data=data: apply(rebuilt, read_frames(io.BytesIO(data)))))
+        rebuild_s.append(_timed(partial(apply, rebuilt, read_frames(io.BytesIO(data)))))
         if not np.array_equal(rebuilt, target):
             raise AssertionError(f"{name}: what is rebuilt is not what was published")
         off.append(_off(published, trained, target))
         published = target
         quantised.append(len(data))
         changed.append(stats.changed / max(1, stats.values))
-    exact, sparse = [], []
-    for before, after in zip(versions, versions[1:], strict=False):
+    exact: list[int] = []
+    sparse: list[int] = []
+    for before, after in itertools.pairwise(versions):
         frames = []
         encode(before, after.copy(), frames.append, Precision.exact)
         exact.append(sum(map(len, frames)))
@@ -67,10 +72,6 @@ def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[st
     }
 
 
-def _encode(base: np.ndarray, target: np.ndarray, frames: list[bytes], stats: DeltaStats) -> None:
-    encode(base, target, frames.append, Precision.int8, stats=stats)
-
-
 def _timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
@@ -79,11 +80,8 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _floats(file: np.ndarray) -> list[np.ndarray]:
     layout = WeightsLayout.of(file)
-    tensors = [one for one in layout.header.tensors.values() if one.dtype == "F32"]
-    return [
-        file[layout.data_offset + t.data_offsets[0] : layout.data_offset + t.data_offsets[1]].view("<f4")
-        for t in tensors
-    ]
+    places = (one.data_offsets for one in layout.header.tensors.values() if one.dtype == "F32")
+    return [file[layout.data_offset + begin : layout.data_offset + end].view("<f4") for begin, end in places]
 
 
 def _off(before: np.ndarray, trained: np.ndarray, published: np.ndarray) -> float:
@@ -97,10 +95,8 @@ def _off(before: np.ndarray, trained: np.ndarray, published: np.ndarray) -> floa
 
 def _bf16_changes(before: np.ndarray, after: np.ndarray) -> int:
     """How many values of the bfloat16 state differ."""
-    return sum(
-        int(np.count_nonzero(_bf16(old) != _bf16(new)))
-        for old, new in zip(_floats(before), _floats(after), strict=True)
-    )
+    pairs = zip(_floats(before), _floats(after), strict=True)
+    return sum(int(np.count_nonzero(_bf16(old) != _bf16(new))) for old, new in pairs)
 
 
 def _bf16(values: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ def make_recipe(run: TrainingRun) -> Recipe:
             write_checkpoint(run.size, directory, recipe.spec)
         chosen = Overrides(policy=f"lerobot:{directory}", policy_config=json.dumps(run.config) if run.config else "")
         recipe = chosen.applied(recipe)
-    wanted = {"learning_rate": run.learning_rate, "batch": run.batch, "pretrain_steps": run.first_steps}
+    wanted: dict[str, Any] = {"learning_rate": run.learning_rate, "batch": run.batch, "pretrain_steps": run.first_steps}
     algorithm = replace(recipe.algorithm, **{name: value for name, value in wanted.items() if value})
     return replace(recipe, algorithm=algorithm, demonstrations=run.demonstrations or recipe.demonstrations)
 

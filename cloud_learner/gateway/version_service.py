@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -10,13 +10,16 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.state import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
+    Evaluation,
     FetchDeltas,
     FetchWeights,
     Nack,
@@ -30,8 +33,7 @@ from wire.messages.gateway import (
 from wire.task_thread import Task, TaskQueue, TaskThread
 from wire.types import PolicyVersion, Role
 
-_SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
-"""roles that versions are announced to"""
+_ANNOUNCEMENTS = 10_000
 _FETCHES_AT_ONCE = 16
 """of one peer"""
 _UPLOAD_BYTES = 128 * 1024 * 1024
@@ -54,8 +56,9 @@ class VersionService:
         notes: Notes,
         clock: Clock,
         refused: Counter[str],
+        rollout: RolloutConfig,
     ) -> None:
-        """Asks the ledger for the newest version. Raises `StorageError`."""
+        """Asks the ledger for the versions there are. Raises `StorageError`."""
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
         self._weights, self._notes, self._clock, self._refused = weights, notes, clock, refused
         self.tasks = TaskQueue("weights")
@@ -63,11 +66,14 @@ class VersionService:
         if weights.exchange is not None:
             weights.exchange.on_arrived = self._on_arrived
             self.threads += (weights.exchange,)
-        self._announced_ns: dict[int, int] = {}
+        self._announced_ns: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """when each peer heard of each version first"""
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
         self.signing_key = weights.signing_key
+        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
+        self.rollout.announce = self.announce
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -125,26 +131,22 @@ class VersionService:
         """It is here, published at this gateway or at another one."""
         if offer is None:
             return
-        number = offer.version.number
         self._newest = offer
         self._view.add_version(offer.version)
-        self._announced_ns[number] = self._clock.now_ns()
-        for name, known in list(self._peers.items()):
-            if known.role in _SUBSCRIBERS and not known.rejected:
-                self.announce(name, number)
+        self.rollout.on_version(offer.version)
 
     # --- out ----------------------------------------------------------------------------------------------------
 
     def announce(self, peer: str, number: int | None) -> None:
-        """Tell `peer` that it can have a version; None: the newest there is."""
+        """Tell `peer` that it is to have a version; None: the one that is for it now."""
         pinned = self.pinned_version(peer)
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        number = pinned or number
-        if number is None or (self._newest is not None and self._newest.version.number == number):
-            if self._newest is not None:
-                self._send(peer, self._newest)
+        number = pinned or number or self.rollout.version_for(peer, self._peers[peer].role)
+        if self._newest is not None and self._newest.version.number == number:
+            self._send(peer, self._newest)
+        if not number or (self._newest is not None and self._newest.version.number == number):
             return
 
         def found(offer: VersionOffer | None) -> None:
@@ -155,10 +157,13 @@ class VersionService:
 
         self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
-    def announce_newest(self, peer: str, role: str) -> None:
-        """`peer` has just said hello."""
-        if role in _SUBSCRIBERS:
+    def on_hello(self, peer: str, role: str) -> None:
+        """`peer` has just been welcomed."""
+        self.rollout.forget(peer)
+        if role == Role.evaluator:
             self.announce(peer, None)
+        elif role in (Role.edge, Role.thinker):
+            self.rollout.poll()
 
     def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
         """Send a part of a version, or say by which deltas it can be had."""
@@ -184,7 +189,8 @@ class VersionService:
 
     def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
         """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""
-        announced_ns = self._announced_ns.get(activated.number)
+        self.rollout.on_activation(peer, activated.number)
+        announced_ns = self._announced_ns.get((peer, activated.number))
         if announced_ns is None:
             return
         activated_ns = peer_checks.check_time(activated.applied_ns) + offset_ns
@@ -196,6 +202,17 @@ class VersionService:
         run = partial(self._ledger.note_applied, peer, activated.number, announced_ns, activated_ns)
         self._notes.submit(Note(run, noted, key=f"applied {peer} {activated.number}"))
 
+    def note_evaluation(self, evaluation: Evaluation, wall_ns: int) -> None:
+        """A version was measured."""
+        peer_checks.check_evaluation(evaluation)
+
+        def noted(is_news: bool) -> None:
+            if is_news:
+                self._view.add_evaluation(evaluation)
+
+        run = partial(self._ledger.add_evaluation, evaluation, wall_ns)
+        self._notes.submit(Note(run, noted, droppable=True))
+
     def _fetched(self, peer: str) -> None:
         self._fetching[peer] -= 1
         if self._fetching[peer] <= 0:
@@ -203,7 +220,9 @@ class VersionService:
 
     def _send(self, peer: str, offer: VersionOffer) -> None:
         version, manifest, signature, delta = offer
-        announced_ns = self._announced_ns.setdefault(version.number, self._clock.now_ns())
+        announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
+        if len(self._announced_ns) > _ANNOUNCEMENTS:
+            self._announced_ns.popitem(last=False)
         self._channel.send(peer, VersionAvailable(version, announced_ns, manifest, signature, delta))
 
     def _refuse(self, peer: str, error: Exception) -> None:

@@ -24,15 +24,17 @@ from cloud_learner.operator.view_models import (
     job_model,
     robot_model,
     version_model,
+    version_status_model,
 )
 from wire.clock import Clock, MonotonicClock
-from wire.messages.fleet import JobState, RobotState
+from wire.messages.fleet import JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.stop_state import StopState
 from wire.types import Lease, Mode, OperatorCommandKind, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
+MAX_VERSIONS = 12
 MAX_COMMANDS = 512
 _NOBODY: Mapping[str, StopState] = {}
 _SAMPLES = 512
@@ -69,6 +71,7 @@ class FleetView:
         """that are open somewhere; counted by the page's thread alone"""
         self._trainer: tuple[TrainerStatus, int] | None = None
         self._version: PolicyVersion | None = None
+        self._versions: tuple[VersionStatus, ...] = ()
         self._curve: list[dict[str, Any]] = []
         self._curve_revision = 0
         self._measured: dict[str, dict[str, Any]] = {}
@@ -144,6 +147,11 @@ class FleetView:
             # Versions come every few seconds; one line that is kept up to date leaves room for what people must see.
             text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
             self._add_event("version", text, replace=True)
+
+    def update_versions(self, versions: tuple[VersionStatus, ...]) -> None:
+        """How far each version is."""
+        with self._lock:
+            self._versions = versions
 
     def add_activation(self, applied_s: float) -> None:
         """A robot runs a version now, `applied_s` seconds after it was published."""
@@ -328,6 +336,7 @@ class FleetView:
                 "trainer": self._trainer_now(now_ns),
                 "storage": {"fault": self._storage_fault, "away_s": self._away_s(now_ns)},
                 "version": self._version and version_model(self._version),
+                "versions": [version_status_model(one) for one in self._versions[-MAX_VERSIONS:]],
                 "totals": {
                     "steps_stored": self._steps_stored,
                     "ingest_p50_s": _median(self._ingest_s),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hal.resource.health import RobotHealth
-from wire.messages.fleet import JobKind, JobState, RobotState
+from wire.messages.fleet import JobKind, JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus, TrainerStatus
 from wire.stop_state import StopState
 from wire.transport.session import SILENT_AFTER_S
@@ -161,6 +161,22 @@ def lease_model(lease: Lease) -> dict[str, Any]:
 def version_model(version: PolicyVersion) -> dict[str, Any]:
     """The newest version."""
     return {"number": version.number, "gradient_steps": version.gradient_steps, "sha256": version.sha256[:12]}
+
+
+def version_status_model(status: VersionStatus) -> dict[str, Any]:
+    """A version and how far it is."""
+    return {
+        "number": status.version.number,
+        "state": status.state,
+        "current": status.current,
+        "reference": status.reference,
+        "robots": list(status.robots),
+        "pinned": list(status.pinned),
+        "episodes": status.episodes,
+        "successes": status.successes,
+        "note": status.note,
+        "frozen": status.frozen,
+    }
 
 
 def job_model(job: JobState) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import doctor, fleet, keys, policy, stop, teleop
+from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop
 from fleet.cli.options import command
 from fleet.cli.stored import buffer, exchange, quarantine
 from fleet.config import process_options as options
@@ -139,6 +139,7 @@ command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
 fleet.add_commands(app)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
+app.command()(plan.plan)
 app.command()(stop.stop)
 app.command()(stop.speed)
 app.command()(doctor.doctor)

@@ -16,7 +16,7 @@ import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
 from fleet.config import recipes
-from fleet.config.overrides import Overrides, read_retention, unset
+from fleet.config.overrides import Overrides, read_retention, read_staleness, unset
 from hal.stop_devices.config import COMMANDS, StopDevicesConfig
 from wire.errors import ConfigError
 
@@ -48,6 +48,15 @@ RetentionText = Annotated[
     unset(
         'What the buffer forgets by itself: JSON or a JSON file, such as {"max_bytes": 2e11}; default: as the recipe '
         "says, usually nothing."
+    ),
+]
+MaxLag = Annotated[
+    str,
+    unset(
+        "S: how many versions what the policy did may be behind when it arrives. S leaves out what is further behind, "
+        "S:WEIGHT weighs it down, none bounds nothing; default: as the recipe says, usually none. What people do and "
+        "demonstrations are never stale.",
+        metavar="S[:WEIGHT]",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
@@ -162,12 +171,14 @@ class UpOptions(GatewayOptions):
     ] = "local"
     ray_address: Annotated[str, unset("The Ray cluster: auto or HOST:PORT; default: one of this machine alone.")] = ""
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
+    max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
     overrides: Annotated[Overrides, SIMULATED] = NOTHING
 
     def check(self) -> None:
-        """Raises `ConfigError` for options that contradict each other, and for a retention that says nothing known."""
+        """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
         read_retention(self.retention, Retention())
+        read_staleness(self.max_lag, None)
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:
@@ -189,6 +200,7 @@ class TrainerOptions(ClientOptions):
     name: Name = "trainer"
     seed: Seed = 0
     max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0
+    max_lag: MaxLag = ""
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"

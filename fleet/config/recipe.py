@@ -9,6 +9,7 @@ from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
+from cloud_learner.buffer.sampling.target import StalenessBound
 from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
@@ -101,6 +102,9 @@ class Recipe:
     max_samples_per_insert: float = 500.0
     """and online at most so many steps are drawn for each step that can be imitated; 0: as many as the trainer
     manages"""
+    staleness: StalenessBound | None = None
+    """how many versions a rollout may be behind when it arrives, and what the trainer makes of those further behind;
+    None: they count like all others"""
     validation: float = 0.0
     """share of the episodes that are never trained on, by their ids: the same ones for good"""
     cache_workers: int = 0

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import read_retention
+from fleet.config.overrides import read_retention, read_staleness
 from fleet.config.process_options import (
     ClientOptions,
     DemonstratorOptions,
@@ -101,6 +101,7 @@ def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
     limit_threads()
     recipe = options.overrides.applied(options.make_recipe(options.seed))
+    recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:

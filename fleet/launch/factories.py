@@ -184,7 +184,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetC
     mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
     return DatasetConfig(
         tasks=recipe.instructions,
-        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
+        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix, staleness=recipe.staleness),
         batch=algorithm.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,

@@ -60,8 +60,9 @@ class ProcessSpecs:
         given["stop_port"] = stop_port
         return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
-    def make_trainer(self) -> ProcessSpec:
-        return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)
+    def make_trainer(self, max_lag: str = "") -> ProcessSpec:
+        """`max_lag`: as `fleet.config.overrides.read_staleness` reads it."""
+        return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions, max_lag=max_lag), nice=5)
 
     def make_evaluator(self) -> ProcessSpec:
         return replace(self._part(EVALUATOR, Role.evaluator, "evaluator", EvaluatorOptions), nice=15)

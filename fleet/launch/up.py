@@ -170,7 +170,7 @@ class Up:
             self._wait_until(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
         if self._builds:
             self._build_policy()
-        self.backend.start(self.parts.make_trainer())
+        self.backend.start(self.parts.make_trainer(self.options.max_lag))
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
         if not self.recipe.people_only:

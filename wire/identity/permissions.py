@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from wire.messages import Message
-from wire.messages.fleet import AcquireLease, CancelJob, ListFleet, ReleaseLease, RenewLease, SubmitJob
+from wire.messages.fleet import AcquireLease, CancelJob, ChangeVersions, ListFleet, ReleaseLease, RenewLease, SubmitJob
 from wire.messages.gateway import (
     EdgeEvent,
     EdgeStatus,
@@ -68,6 +68,7 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         Evaluate: (Role.evaluator,),
         Evaluation: (Role.evaluator,),
         OperatorCommand: (Role.teleoperator,),
+        ChangeVersions: (Role.console,),
         **dict.fromkeys((ListFleet, SubmitJob, CancelJob, AcquireLease, RenewLease, ReleaseLease), CALLERS),
     },
     Port.stops: {

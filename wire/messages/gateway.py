@@ -325,6 +325,10 @@ class TrainerStatus(Message, frozen=True, eq=False):
     """versions that the trainer itself did not let out"""
     refusal: str = ""
     """why the newest one was not, '' when it was"""
+    rollout_steps: int = 0
+    """of its tasks in the buffer: what the policy did by itself"""
+    stale_steps: int = 0
+    """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,13 @@ _REMEMBERED = 100
 _MOST_DELTAS = 64
 """in a row; the whole is not far from as small by then"""
 _LINEAGE = 64
+
+
+class VersionFiles(NamedTuple):
+    """What is here of a version."""
+
+    here: bool
+    delta_bytes: int
 
 
 class VersionOffer(NamedTuple):
@@ -228,6 +236,29 @@ class WeightStore:
         if len(self._offers) > _REMEMBERED:
             self._offers.popitem(last=False)
         return offer
+
+    def sizes(self, number: int) -> VersionFiles:
+        """What is here of a version. Raises `StorageError`."""
+        row = self._row(number)
+        path = self._root / row.path if row is not None else self._root / "none"
+        delta = delta_path(path)
+        with storage_errors("weights file", path):
+            return VersionFiles(path.exists(), delta.stat().st_size if delta.exists() else 0)
+
+    def prune(self, removable: Callable[[Mapping[int, int]], list[int]]) -> list[int]:
+        """Delete files of the versions that `removable` names, of those by number with their parents that are here;
+        which. Raises `StorageError`."""
+        here = {int(path.name.partition("-")[0]): path for path in self._root.glob("*.safetensors")}
+        rows = {number: row for number in here if (row := self._row(number)) is not None}
+        gone = removable({number: row.version.parent for number, row in rows.items()})
+        for number in gone:
+            path = self._root / rows[number].path
+            with storage_errors("weights file", path):
+                # the last one first: without its weights a version is not offered
+                for one in (path, delta_path(path), path.with_suffix(MANIFEST)):
+                    one.unlink(missing_ok=True)
+            self._offers.pop(number, None)
+        return gone
 
     def deltas(self, request: FetchDeltas) -> Deltas:
         """The deltas that make a version of one that whoever asks holds, if they are smaller than the whole."""

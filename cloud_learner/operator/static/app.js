@@ -121,7 +121,8 @@ function drawTrainer(trainer) {
   setText(phase, !trainer ? "no trainer" : silent ? `no word for ${Math.round(trainer.age_s)} s` : trainer.phase);
   setText(byId("trainer-loss"), trainer?.loss == null ? "–" : trainer.loss.toPrecision(3));
   setText(byId("trainer-speed"), trainer?.steps_per_s == null ? "–" : `${trainer.steps_per_s.toFixed(1)} steps/s`);
-  setText(byId("trainer-imitated"), count(trainer?.imitated_steps));
+  const stale = trainer?.stale_steps ? `, ${Math.round((100 * trainer.stale_steps) / trainer.rollout_steps)}% of rollouts stale` : "";
+  setText(byId("trainer-imitated"), count(trainer?.imitated_steps) + stale);
   const echo = trainer?.echo > 1 ? `, echo ${trainer.echo.toPrecision(2)}` : "";
   setText(byId("trainer-cached"), count(trainer?.cached_segments) + echo);
 }

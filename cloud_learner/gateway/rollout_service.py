@@ -1,0 +1,278 @@
+"""The rollout controller in the gateway: who hears of which version, what of it is kept, what people see and say."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.notes import Note, Notes
+from cloud_learner.gateway.peers import KnownPeer
+from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.controller import RolloutController
+from cloud_learner.rollout.retention import removable
+from cloud_learner.rollout.state import EpisodeResult, RolloutConfig, RolloutState, VersionState
+from wire.clock import Clock
+from wire.errors import RejectedError, StorageError
+from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
+from wire.messages.gateway import ACTORS, EdgeStatus, Segment
+from wire.task_thread import Task, TaskQueue
+from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
+
+log = logging.getLogger(__name__)
+
+_VERDICTS = {EpisodeOutcome.success: True, EpisodeOutcome.failure: False}
+_OPEN_EPISODES = 1000
+_SHOWN = 50
+_POLICY = ACTORS.index(Actor.policy)
+
+
+class _OpenEpisode(msgspec.Struct):
+    versions: set[int] = set()
+    """that chose an action of it"""
+    steps: int = 0
+    stopped: bool = False
+
+
+class RolloutService:
+    """For the gateway's loop; what touches files is a task."""
+
+    announce: Callable[[str, int | None], None]
+    """tell a peer of a version; set before the first call"""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        ledger: Ledger,
+        weights: WeightStore,
+        tasks: TaskQueue,
+        notes: Notes,
+        view: FleetView,
+        peers: Mapping[str, KnownPeer],
+        clock: Clock,
+    ) -> None:
+        """Go on from what the ledger keeps. Raises `StorageError`."""
+        self._ledger, self._weights, self._tasks, self._notes = ledger, weights, tasks, notes
+        self._view, self._peers, self._clock = view, peers, clock
+        self._episodes: OrderedDict[str, _OpenEpisode] = OrderedDict()
+        self._told: dict[str, int] = {}
+        """what each robot was told to run last"""
+        self._acting: dict[str, int] = {}
+        self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
+        versions, known = [row.version for row in ledger.versions()], max(self.controller.state.versions, default=0)
+        for version in versions:
+            if version.number > known:
+                # committed by a gateway that was killed before it decided
+                self.controller.on_version(version.number, version.parent, clock.now_ns())
+        self._versions = {one.number: one for one in versions if one.number in self.controller.state.versions}
+        self.controller.pop_decisions()
+        self._show()
+
+    def version_for(self, peer: str, role: str) -> int:
+        """What `peer` is to have, 0 when there is nothing. Who measures or thinks has the newest there is."""
+        if role == Role.edge:
+            return self.controller.version_for(peer)
+        state = self.controller.state
+        return max((state.current, state.canary, *self._candidates())) if role == Role.evaluator else state.current
+
+    def on_version(self, version: PolicyVersion) -> None:
+        """It is here, and passed the gate."""
+        self._versions[version.number] = version
+        self.controller.on_version(version.number, version.parent, self._clock.now_ns())
+        kept = self.controller.state.versions
+        self._versions = {number: one for number, one in self._versions.items() if number in kept}
+        self._apply()
+        for name, known in list(self._peers.items()):
+            if known.role == Role.evaluator and not known.rejected:
+                self.announce(name, None)
+        self._prune()
+
+    def on_activation(self, robot: str, number: int) -> None:
+        """A robot runs it."""
+        self._acting[robot] = number
+
+    def on_status(self, status: EdgeStatus) -> None:
+        """Whether somebody stopped a robot in mid-episode."""
+        if status.stop.stops and status.episode in self._episodes:
+            self._episodes[status.episode].stopped = True
+
+    def on_segment(self, segment: Segment, human_steps: int) -> None:
+        """A segment was stored, for the first time; `human_steps` of its episode, with the last one."""
+        episode = segment.episode
+        if episode.source != EpisodeSource.online:
+            return
+        found = self._episodes.setdefault(episode.id, _OpenEpisode())
+        found.steps += segment.steps
+        found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
+        if len(self._episodes) > _OPEN_EPISODES:
+            self._episodes.popitem(last=False)
+        if not segment.last:
+            return
+        self._episodes.pop(episode.id, None)
+        success = _VERDICTS.get(EpisodeOutcome(segment.outcome)) if segment.outcome else None
+        if success is None or len(found.versions) != 1:
+            # Nobody could tell, or several versions have a part in it.
+            return
+        (version,) = found.versions
+        share = human_steps / max(1, found.steps)
+        result = EpisodeResult(episode.robot, version, episode.task, success, share, found.stopped)
+        self.controller.on_episode(result, self._clock.now_ns())
+        self._apply()
+
+    def poll(self) -> None:
+        """See which robots there are."""
+        robots = [name for name, known in self._peers.items() if known.role == Role.edge and not known.rejected]
+        self.controller.set_robots(robots)
+        self._tell(robots)
+
+    # --- people -----------------------------------------------------------------------------------------------------
+
+    def handle_call(self, who: str, call: ChangeVersions, answer: Callable[[Response], object]) -> None:
+        """List versions, or do what a person wants with them."""
+        try:
+            self.change(who, call.action, call.number, call.robot)
+        except RejectedError as error:
+            answer(Response(call.call, refused=str(error)))
+            return
+
+        def found(statuses: tuple[VersionStatus, ...]) -> None:
+            answer(Response(call.call, versions=statuses))
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, StorageError):
+                raise error
+            answer(Response(call.call, refused=str(error)))
+
+        self._tasks.submit(Task(partial(self._with_sizes, self.statuses()), found, failed))
+
+    def change(self, who: str, action: str, number: int, robot: str = "") -> None:
+        """Raises `RejectedError`."""
+        controller, now_ns = self.controller, self._clock.now_ns()
+        if number and number not in self._versions:
+            raise RejectedError(f"there is no policy version {number}; the newest is {max(self._versions, default=0)}.")
+        match action:
+            case VersionAction.list:
+                return
+            case VersionAction.promote:
+                self._require_number(action, number)
+                controller.promote(number, who, now_ns)
+            case VersionAction.rollback:
+                controller.rollback(number, who, now_ns)
+            case VersionAction.pin:
+                if robot and robot not in self._peers:
+                    raise RejectedError(f"there is no robot '{robot}' here.")
+                controller.pin(robot, number)
+                self._view.add_event(
+                    "rollout", f"{who}: {f'pinned to {number}' if number else 'pinned no more'}", robot
+                )
+            case VersionAction.freeze | VersionAction.thaw:
+                controller.freeze(action == VersionAction.freeze, now_ns)
+                self._view.add_event(
+                    "rollout", f"{who}: versions are {'frozen' if controller.state.frozen else 'free'}"
+                )
+            case _:
+                raise RejectedError(f"versions can be {', '.join(VersionAction)}, not '{action[:40]}'.")
+        self._apply()
+
+    def statuses(self) -> tuple[VersionStatus, ...]:
+        """The newest versions, and all that are needed, oldest first."""
+        state, needed = self.controller.state, self.controller.needed()
+        acting: dict[int, list[str]] = {}
+        for robot, number in sorted(self._acting.items()):
+            acting.setdefault(number, []).append(robot)
+        pins: dict[int, list[str]] = {}
+        for robot, number in sorted(state.pins.items()):
+            pins.setdefault(number, []).append(robot or "all")
+        shown = sorted({*sorted(state.versions)[-_SHOWN:], *needed} & set(self._versions))
+        return tuple(
+            VersionStatus(
+                version=self._versions[number],
+                state=(record := state.versions[number]).state,
+                current=number == state.current,
+                reference=number == state.reference,
+                robots=tuple(acting.get(number, ())),
+                pinned=tuple(pins.get(number, ())),
+                episodes=record.episodes,
+                successes=record.successes,
+                note=record.note,
+                frozen=state.frozen,
+            )
+            for number in shown
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _require_number(self, action: str, number: int) -> None:
+        if not number:
+            raise RejectedError(f"{action} needs the number of a version; `vla-fleet versions list` has them.")
+
+    def _candidates(self) -> list[int]:
+        versions = self.controller.state.versions.values()
+        return [record.number for record in versions if record.state == VersionState.candidate]
+
+    def _apply(self) -> None:
+        """Tell robots and people what has changed, and keep it."""
+        for kind, version, reason in self.controller.pop_decisions():
+            text = f"version {version} is {kind.replace('_', ' ')}: {reason}"
+            log.info("%s", text)
+            if self.controller.config.canary or kind != VersionState.promoted:
+                self._view.add_event("rollout", text)
+                run = partial(self._ledger.add_event, self._clock.now_ns(), "", "rollout", text)
+                self._notes.submit(Note(run, droppable=True))
+        self.poll()
+        self._show()
+        kept = msgspec.json.encode(self.controller.state).decode()
+        self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
+
+    def _show(self) -> None:
+        self._view.update_versions(self.statuses())
+
+    def _tell(self, robots: list[str]) -> None:
+        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and not known.rejected]
+        state = self.controller.state
+        for name in robots:
+            number = self.controller.version_for(name)
+            if number and self._told.get(name) != number:
+                self._told[name] = number
+                self.announce(name, number)
+        for name in thinkers:
+            # it thinks for robots of both
+            for number in sorted({state.current, state.canary} - {0}):
+                if self._told.get(f"{name} {number}") != number:
+                    self._told[f"{name} {number}"] = number
+                    self.announce(name, number)
+        if len(self._told) > _OPEN_EPISODES:
+            self._told = {name: self._told[name] for name in robots}
+
+    def forget(self, peer: str) -> None:
+        """It said hello, and is told again."""
+        self._told = {name: number for name, number in self._told.items() if name.partition(" ")[0] != peer}
+
+    def _with_sizes(self, statuses: tuple[VersionStatus, ...]) -> tuple[VersionStatus, ...]:
+        return tuple(
+            msgspec.structs.replace(one, **self._weights.sizes(one.version.number)._asdict()) for one in statuses
+        )
+
+    def _prune(self) -> None:
+        """Delete the files of versions that nobody needs."""
+        controller = self.controller
+        needed, acting, keep = controller.needed(), set(self._acting.values()), controller.config.keep
+        self._tasks.submit(Task(partial(self._weights.prune, partial(_removable, needed, acting, keep))))
+
+
+def _removable(needed: frozenset[int], acting: set[int], keep: int, parents: Mapping[int, int]) -> list[int]:
+    return removable(parents, needed, acting, keep)
+
+
+def _decoded(kept: str) -> RolloutState:
+    try:
+        return msgspec.json.decode(kept, type=RolloutState) if kept else RolloutState()
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        log.error("what is kept of versions cannot be read (%s): the newest one is promoted.", error)
+        return RolloutState()

@@ -1,0 +1,1 @@
+"""Which robot is offered which policy version: canaries, promotion, rollback, and which files may go. No I/O."""
