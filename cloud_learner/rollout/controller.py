@@ -42,7 +42,7 @@ _REMEMBERED = 200
 """versions"""
 
 
-class Decision(NamedTuple):
+class RolloutDecision(NamedTuple):
     """What was decided of a version, for people."""
 
     kind: VersionState
@@ -58,7 +58,7 @@ class RolloutController:
         self.state = state or RolloutState()
         """of which all survives"""
         self._robots: tuple[str, ...] = ()
-        self._decisions: list[Decision] = []
+        self._decisions: list[RolloutDecision] = []
 
     # --- what robots run --------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class RolloutController:
             count = min(count, len(free) - 1)
         return frozenset(sorted(free, key=lambda name: _rank(name, self.state.canary))[:count])
 
-    def pop_decisions(self) -> list[Decision]:
+    def pop_decisions(self) -> list[RolloutDecision]:
         """What was decided since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions
@@ -291,7 +291,7 @@ class RolloutController:
             self._set(record, VersionState.promoted, why, now_ns)
         else:
             record.note = why
-            self._decisions.append(Decision(VersionState.promoted, number, why))
+            self._decisions.append(RolloutDecision(VersionState.promoted, number, why))
         if not state.reference:
             state.reference = number
 
@@ -321,7 +321,7 @@ class RolloutController:
 
     def _set(self, record: VersionRecord, to: VersionState, why: str, now_ns: int) -> None:
         record.state, record.since_ns, record.note = to, now_ns, why
-        self._decisions.append(Decision(to, record.number, why))
+        self._decisions.append(RolloutDecision(to, record.number, why))
 
     def _known(self, number: int) -> None:
         if number not in self.state.versions:

@@ -386,16 +386,22 @@ class Trainer:
             cached_segments=stats.segments,
             phase=self._reported_phase(now_ns),
             echo=self._source.echo,
+<<<<<<< HEAD
             rollout_steps=stats.rollout_steps,
             stale_steps=stats.stale_steps,
             refused=sum(publishing.refused.values()),
             refusal=publishing.refusal[:_REFUSAL_CHARACTERS],
+=======
+            refused=sum(publishing.refused.values()),
+            refusal=publishing.refusal[:_REFUSAL_CHARACTERS],
+            rollout_steps=stats.rollout_steps,
+            stale_steps=stats.stale_steps,
+>>>>>>> publisher
         )
         self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
         self._gateway.send(status)
 
     def _reported_phase(self, now_ns: int) -> TrainerPhase:
-        if self._finished:
-            return TrainerPhase.finished
-        briefly = now_ns - self._stepped_ns < _LIMITED_NS
-        return self.phase if self._limit == TrainerPhase.rate_limited and briefly else self._limit or self.phase
+        limit = TrainerPhase.finished if self._finished else self._limit
+        briefly = limit == TrainerPhase.rate_limited and now_ns - self._stepped_ns < _LIMITED_NS
+        return self.phase if briefly or limit is None else limit
