@@ -386,17 +386,10 @@ class Trainer:
             cached_segments=stats.segments,
             phase=self._reported_phase(now_ns),
             echo=self._source.echo,
-<<<<<<< HEAD
-            rollout_steps=stats.rollout_steps,
-            stale_steps=stats.stale_steps,
-            refused=sum(publishing.refused.values()),
-            refusal=publishing.refusal[:_REFUSAL_CHARACTERS],
-=======
             refused=sum(publishing.refused.values()),
             refusal=publishing.refusal[:_REFUSAL_CHARACTERS],
             rollout_steps=stats.rollout_steps,
             stale_steps=stats.stale_steps,
->>>>>>> publisher
         )
         self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
         self._gateway.send(status)

@@ -97,23 +97,14 @@ class Recipe:
     samples_per_insert: float = 0.0
     """online, at most so many steps are drawn for each step that was recorded since that phase began; 0: as many as
     the trainer manages"""
-<<<<<<< HEAD
-    staleness: StalenessBound | None = None
-    """how many versions a rollout may be behind when it arrives, and what the trainer makes of those further behind;
-    None: they count like all others"""
-=======
->>>>>>> publisher
     min_corrected_steps: int = 200
     """a policy that is pretrained takes its first gradient step once so many steps can be imitated"""
     max_samples_per_insert: float = 500.0
     """and online at most so many steps are drawn for each step that can be imitated; 0: as many as the trainer
     manages"""
-<<<<<<< HEAD
-=======
     staleness: StalenessBound | None = None
     """how many versions a rollout may be behind when it arrives, and what the trainer makes of those further behind;
     None: they count like all others"""
->>>>>>> publisher
     validation: float = 0.0
     """share of the episodes that are never trained on, by their ids: the same ones for good"""
     cache_workers: int = 0

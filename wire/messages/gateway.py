@@ -321,24 +321,14 @@ class TrainerStatus(Message, frozen=True, eq=False):
     """waiting, pretraining, online, rate limited or finished"""
     echo: float = 1.0
     """draws of a step, on average, while it is in the trainer's cache; 1 where all fits"""
-<<<<<<< HEAD
-=======
     refused: int = 0
     """versions that the trainer itself did not let out"""
     refusal: str = ""
     """why the newest one was not, '' when it was"""
->>>>>>> publisher
     rollout_steps: int = 0
     """of its tasks in the buffer: what the policy did by itself"""
     stale_steps: int = 0
     """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
-<<<<<<< HEAD
-    refused: int = 0
-    """versions that the trainer itself did not let out"""
-    refusal: str = ""
-    """why the newest one was not, '' when it was"""
-=======
->>>>>>> publisher
 
 
 class Evaluate(Message, frozen=True, eq=False):
