@@ -45,6 +45,7 @@ WeightBytes       . . x . . . . . . . .
 TrainerStatus     . . x . . . . . . . .
 Evaluate          . . . x . . . . . . .
 Evaluation        . . . x . . . . . . .
+ChangeVersions    . . . . . . x . . . .
 ListFleet         . . . . . . x x . . .
 SubmitJob         . . . . . . x x . . .
 CancelJob         . . . . . . x x . . .
