@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop
+from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop, versions
 from fleet.cli.options import command
 from fleet.cli.stored import buffer, exchange, quarantine
 from fleet.config import process_options as options
@@ -32,6 +32,7 @@ app.add_typer(buffer.app)
 app.add_typer(quarantine.app)
 app.add_typer(policy.app)
 app.add_typer(keys.app)
+app.add_typer(versions.app)
 
 
 @command(app, options.UpOptions)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
+from cloud_learner.rollout.state import RolloutConfig
 from fleet.config import recipes
 from fleet.config.overrides import Overrides, read_retention, read_staleness, unset
 from hal.stop_devices.config import COMMANDS, StopDevicesConfig
@@ -57,6 +58,14 @@ MaxLag = Annotated[
         "S:WEIGHT weighs it down, none bounds nothing; default: as the recipe says, usually none. What people do and "
         "demonstrations are never stale.",
         metavar="S[:WEIGHT]",
+    ),
+]
+Canary = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the robots that try a new version first, up to 0.5; it is promoted or rolled back by how they "
+        "do. 0: all robots at once.",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
@@ -134,6 +143,7 @@ class GatewayOptions(ProcessOptions):
         str, unset("What this gateway is called among those that share a ledger; default: as its machine.")
     ] = ""
     retention: RetentionText = ""
+    canary: Canary = 0.0
 
     @property
     def heard_stop_port(self) -> int:
@@ -179,6 +189,7 @@ class UpOptions(GatewayOptions):
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
         read_retention(self.retention, Retention())
         read_staleness(self.max_lag, None)
+        RolloutConfig(canary=self.canary)
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:

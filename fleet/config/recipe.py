@@ -10,6 +10,7 @@ from typing import Any
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
+from cloud_learner.rollout.state import RolloutConfig
 from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
@@ -88,6 +89,7 @@ class Recipe:
     action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)
     """which versions are not let out for what they do"""
     retention: Retention = field(default_factory=Retention)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """what of the experience is forgotten by itself; nothing unless it says so"""
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""

@@ -159,7 +159,9 @@ def make_gateway(
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
-    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
+    gateway = Gateway(
+        channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops, rollout=recipe.rollout
+    )
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
 
