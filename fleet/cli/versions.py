@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="versions",
-    no_args_is_help=True,
     help="Policy versions: which robots run them, how they do, and which they may.",
+    no_args_is_help=True,
 )
 _STYLES = {"promoted": "green", "canary": "yellow", "candidate": "cyan", "rolled_back": "bold red", "superseded": "dim"}
 
