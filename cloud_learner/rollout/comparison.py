@@ -79,8 +79,9 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     Episodes are compared in blocks of one task: one of the side that has fewer robots, and of the other side as many as
     it has more robots, or fewer where these do not come; each episode is in one block at most, so that the world may
-    change and tasks may differ. A block's D are differences of means, in [-1, 1], positive when the new version is worse. Three tests, each with an
-    error of alpha / 3 (Bonferroni), have H0: nothing was lost; one has H0: success is lower by `margin` or more.
+    change and tasks may differ. A block's D are differences of means, in [-1, 1], positive when the new version is
+    worse. Three tests, each with an error of alpha / 3 (Bonferroni), have H0: nothing was lost; one has H0: success is
+    lower by `margin` or more.
 
     What makes a difference of two robots is taken for one of the versions: robots should be alike, or be drawn anew for
     each version. Successes that end sooner are compared sooner: of both sides alike.

@@ -209,6 +209,9 @@ class RolloutController:
             del record.recent[:-RECENT]
         self._compare(record.number, task, result)
         self._decide(now_ns)
+        if not state.canary:
+            # There may be enough episodes of current now for a fleet without a robot to spare.
+            self._moves.advance(now_ns)
 
     # --- what people ask for --------------------------------------------------------------------------------------
 

@@ -125,12 +125,9 @@ class RolloutState(msgspec.Struct, kw_only=True):
     def forget(self) -> None:
         """What is no longer needed, once there is too much."""
         while len(self.versions) > MOST_VERSIONS:
-            newest_waiting = max(
-                (n for n, one in self.versions.items() if one.state is VersionState.candidate), default=0
-            )
-            spare = [n for n in self.versions if n not in self.needed and n != newest_waiting]
-            number = min(spare, default=0)
-            if not number:
-                return
+            waiting = (n for n, one in self.versions.items() if one.state is VersionState.candidate)
+            kept = {*self.needed, max(waiting, default=0)}
+            if not (number := min((n for n in self.versions if n not in kept), default=0)):
+                return  # all are pinned, which is bounded too
             del self.versions[number]
             self.history = [n for n in self.history if n != number]

@@ -49,7 +49,7 @@ class VersionTransitions:
             state.decide(DecisionKind.canary, number, f"tried against version {state.current} by {robots}.", now_ns)
 
     def _drop_trial(self, now_ns: int) -> None:
-        """The configuration asks for none any more: the canary waits for its promotion, unless there is a sign of a loss."""
+        """The configuration asks for none any more: the canary is to be promoted, unless it looks worse."""
         state, reason = self.state, "no trials are asked for any more."
         if state.trial is not None and state.trial.leaning(0.0) is not None:
             self.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, f"it looked worse, and {reason}", now_ns)
