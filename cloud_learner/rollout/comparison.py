@@ -62,16 +62,15 @@ class Tally(msgspec.Struct):
         return f"{self.succeeded} of {self.judged} episodes succeeded"
 
 
-class _Waiting(msgspec.Struct):
+class WaitingEpisodes(msgspec.Struct):
     """Of one task: episodes that no block has yet, oldest first."""
 
     new: list[EpisodeResult] = []
     old: list[EpisodeResult] = []
 
 
-def _worse_tests(alpha: float, reserve: float) -> dict[Measure, BettingTest]:
-    error = alpha / len(Measure)
-    return {measure: BettingTest(bound=0.0, error=error, reserve=reserve) for measure in Measure}
+def _tests(bound: float, error: float, reserve: float) -> dict[Measure, BettingTest]:
+    return {measure: BettingTest(bound=bound, error=error, reserve=reserve) for measure in Measure}
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -80,8 +79,9 @@ class Comparison(msgspec.Struct, kw_only=True):
     Episodes are compared in blocks of one task: one of the side that has fewer robots, and of the other side as many as
     it has more robots, or fewer where these do not come; each episode is in one block at most, so that the world may
     change and tasks may differ. A block's D are differences of means, in [-1, 1], positive when the new version is
-    worse. Three tests, each with an error of alpha / 3 (Bonferroni), have H0: nothing was lost; one has H0: success is
-    lower by `margin` or more.
+    worse. Of each measure one test, with an error of alpha / 3 (Bonferroni), has H0: nothing was lost. Another one,
+    with an error of beta, has H0: it is worse by `margin` or more; all three have to reject theirs, so that their
+    errors do not add up (intersection-union test, Berger 1982).
 
     What makes a difference of two robots is taken for one of the versions: robots should be alike, or be drawn anew for
     each version. Successes that end sooner are compared sooner: of both sides alike.
@@ -89,9 +89,9 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     worse: dict[Measure, BettingTest]
     """H0: nothing was lost; rejected, the new version is worse"""
-    good: BettingTest
-    """H0: success is lower by the margin or more; rejected, it is not"""
-    waiting: dict[str, _Waiting] = {}
+    good: dict[Measure, BettingTest]
+    """H0: it is worse by the margin or more; rejected, it is not"""
+    waiting: dict[str, WaitingEpisodes] = {}
     """by task, the least recent first"""
     recorded: bool = False
     """the old version's episodes are from its record, and none is to be wasted"""
@@ -100,9 +100,9 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @classmethod
     def begin(cls, margin: float, alpha: float, beta: float, reserve: float = 0.0) -> Comparison:
-        """alpha: error of all tests of loss together; beta: of the test of `margin`; reserve: see `BettingTest`."""
-        good = BettingTest(bound=-margin, error=beta, reserve=reserve)
-        return cls(worse=_worse_tests(alpha, reserve), good=good)
+        """alpha: error of all tests of loss together; beta: of each test of `margin`; reserve: see `BettingTest`."""
+        worse = _tests(0.0, alpha / len(Measure), reserve)
+        return cls(worse=worse, good=_tests(-margin, beta, reserve))
 
     def preload(self, results: Iterable[tuple[str, EpisodeResult]]) -> None:
         """Episodes of the old version from before, where no robot is left that could act by it."""
@@ -134,13 +134,18 @@ class Comparison(msgspec.Struct, kw_only=True):
         """In what the new version was shown to be worse."""
         return next((measure for measure, test in self.worse.items() if test.rejected), None)
 
+    @property
+    def is_good(self) -> bool:
+        """Whether the new version was shown not to be worse by the margin, in anything."""
+        return all(test.rejected for test in self.good.values())
+
     def leaning(self, evidence: float = _LEANS) -> Measure | None:
         """In what it looks worse now, without having been shown to be: log of the odds above `evidence`."""
         return next((measure for measure, test in self.worse.items() if test.log_wealth > evidence), None)
 
     def restart(self, share: float) -> None:
         """Another version has joined the line: see `BettingTest.restart`."""
-        for test in (*self.worse.values(), self.good):
+        for test in (*self.worse.values(), *self.good.values()):
             test.restart(share)
         for waiting in self.waiting.values():
             waiting.new.clear()
@@ -152,16 +157,19 @@ class Comparison(msgspec.Struct, kw_only=True):
     def _compare(self, new: list[EpisodeResult], old: list[EpisodeResult]) -> None:
         judged_new = [one.success for one in new if one.success is not None]
         judged_old = [one.success for one in old if one.success is not None]
+        losses = {
+            Measure.human: _mean([one.human_share for one in new]) - _mean([one.human_share for one in old]),
+            Measure.stops: _mean([one.stopped for one in new]) - _mean([one.stopped for one in old]),
+        }
         if judged_new and judged_old:
-            loss = _mean(judged_old) - _mean(judged_new)
-            self.worse[Measure.success].observe(loss)
-            self.good.observe(-loss)
-        self.worse[Measure.human].observe(_mean([one.human_share for one in new]) - _mean([o.human_share for o in old]))
-        self.worse[Measure.stops].observe(_mean([one.stopped for one in new]) - _mean([one.stopped for one in old]))
+            losses[Measure.success] = _mean(judged_old) - _mean(judged_new)
+        for measure, loss in losses.items():
+            self.worse[measure].observe(loss)
+            self.good[measure].observe(-loss)
 
-    def _of_task(self, task: str) -> _Waiting:
+    def _of_task(self, task: str) -> WaitingEpisodes:
         """The one heard of last comes last; over `_TASKS` the first is dropped."""
-        found = self.waiting.pop(task, None) or _Waiting()
+        found = self.waiting.pop(task, None) or WaitingEpisodes()
         self.waiting[task] = found
         if len(self.waiting) > _TASKS:
             del self.waiting[next(iter(self.waiting))]

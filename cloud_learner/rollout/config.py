@@ -17,7 +17,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """share of the robots that keep acting by the reference while another version is current, so that a slow loss over
     many versions shows; rounded up, as far as canaries and robots on the current version are left. 0: none"""
     margin: float = 0.2
-    """loss of success, as a share of episodes, that a promoted version must have been shown not to have"""
+    """what a promoted version must have been shown not to be worse by: in success and in stops a share of the episodes,
+    in human share one of the steps"""
     alpha: float = 0.05
     """most probability of rolling back a version that is no worse"""
     beta: float = 0.05

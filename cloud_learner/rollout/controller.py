@@ -36,10 +36,10 @@ class RolloutController:
     Otherwise the newest candidate is the canary: it acts on some robots, and a `Comparison` with current decides.
 
     - Worse in success, human share or stops (error alpha over the three): rolled back, at once.
-    - Not worse in success by `margin` (error beta): promoted, unless a measure leans: evidence of 3 to 1 for a loss.
+    - Not worse by `margin` in any of them (error beta): promoted, unless one leans: evidence of 3 to 1 for a loss.
     - After `max_episodes` of it: promoted when at least 10 blocks were compared, its success is no lower on average and
-      no measure has evidence of more than 1 to 1 for a loss; else rolled back. Of a version that is worse by `margin`
-      that promotes exp(-blocks margin^2 / 2) beside beta at most (Hoeffding 1963).
+      no measure has evidence of more than 1 to 1 for a loss; else rolled back. Of versions that are worse in success
+      by `margin` that promotes exp(-blocks margin^2 / 2) beside beta at most (Hoeffding 1963).
 
     **Slow losses.** Many versions may each lose less than a canary can show. So current is watched against a reference,
     by robots that keep acting by it (`control`), over all versions since: `line`. When that line was shown to have lost
@@ -264,10 +264,11 @@ class RolloutController:
         line = state.line
         if line is not None and number in (state.current, state.reference):
             new = max(others // controls, 1) if controls else _RECORD_A_BLOCK
-            before, count = line.good.total, line.good.count
+            gain = line.good[Measure.success]
+            before, count = gain.total, gain.count
             line.add(task, result, number == state.current, new, max(controls // others, 1))
-            state.own_gain += line.good.total - before
-            state.own_blocks += line.good.count - count
+            state.own_gain += gain.total - before
+            state.own_blocks += gain.count - count
 
     def _decide(self, now_ns: int) -> None:
         """By what the newest episode added."""
@@ -281,7 +282,7 @@ class RolloutController:
             self._withdraw(f"worse in {lost.value} {after}{trial.text(lost, old)}.", now_ns)
         elif state.frozen:
             return
-        elif trial.good.rejected and trial.leaning() is None and not self._line_leans():
+        elif trial.is_good and trial.leaning() is None and not self._line_leans():
             reason = f"not worse {after}{trial.text(Measure.success, old)}."
             self._moves.promote(state.canary, reason, now_ns)
             self._moves.advance(now_ns)
@@ -306,7 +307,12 @@ class RolloutController:
             reason = f"{count} versions since version {state.reference} lost in {lost.value} {after}{said}."
             self._moves.go_back(state.reference, reason, now_ns)
             self._moves.advance(now_ns)
-        elif line.good.rejected and state.own_blocks >= _OWN_BLOCKS and state.own_gain > 0 and line.leaning() is None:
+        elif (
+            line.good[Measure.success].rejected
+            and state.own_blocks >= _OWN_BLOCKS
+            and state.own_gain > 0
+            and line.leaning() is None
+        ):
             reason = f"better than version {state.reference} {after}"
             reason += f"{line.text(Measure.success, f'version {state.reference}')}."
             state.reference, state.line = state.current, None

@@ -59,7 +59,7 @@ def test_what_nobody_judged_says_nothing_of_success() -> None:
         comparison.add("reach", UNKNOWN, True, 1, 1)
     assert comparison.worse[Measure.success].count == 0
     assert comparison.worse[Measure.human].count == 30
-    assert not comparison.good.rejected
+    assert not comparison.is_good
 
 
 def test_equal_versions_are_shown_not_to_be_worse_by_the_margin() -> None:
@@ -67,7 +67,7 @@ def test_equal_versions_are_shown_not_to_be_worse_by_the_margin() -> None:
     for _ in range(30):
         comparison.add("reach", WON, False, 1, 1)
         comparison.add("reach", WON, True, 1, 1)
-    assert comparison.good.rejected
+    assert comparison.is_good
     assert comparison.loss_of() is None
     assert comparison.leaning() is None
 

@@ -68,7 +68,7 @@ def happen(controller: RolloutController, event: tuple[Any, ...], at: int) -> No
             case "robots":
                 controller.set_robots(what[0], at)
             case "episodes":
-                episodes(controller, *what, at)
+                episodes(controller, what[0], what[1], what[2], at)
     except RejectedError:
         assert controller.state() == before
 
