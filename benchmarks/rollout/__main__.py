@@ -45,6 +45,9 @@ def _other_trials() -> list[TrialCase]:
         TrialCase("equal, robots differ by up to 10 points", 0.8, equal, is_bad=False, robot_spread=0.1),
         TrialCase("equal, 50 robots", 0.8, equal, is_bad=False, robots=50),
         TrialCase("random weights, 50 robots", 0.8, random, is_bad=True, robots=50),
+        TrialCase("worse by 20 points, 50 robots", 0.8, bad, is_bad=True, robots=50),
+        TrialCase("equal, 1000 robots", 0.8, equal, is_bad=False, robots=1000),
+        TrialCase("worse by 20 points, 1000 robots", 0.8, bad, is_bad=True, robots=1000),
         TrialCase("equal, 3 robots", 0.8, equal, is_bad=False, robots=3),
         TrialCase("worse by 20 points, 3 robots", 0.8, bad, is_bad=True, robots=3),
         TrialCase("equal, 1 robot", 0.8, equal, is_bad=False, robots=1),
@@ -112,7 +115,7 @@ def _line_row(case: LineCase, outcomes: list[LineOutcome]) -> dict[str, Any]:
 
 def measure(quick: bool) -> Result:
     """All cases, each with its own dice."""
-    runs, others, lines = (40, 20, 6) if quick else (2000, 1000, 300)
+    runs, others, lines = (40, 20, 6) if quick else (2000, 500, 200)
     rows, other_rows, line_rows, goals = [], [], [], []
     for at, case in enumerate(_trials()):
         outcomes = [run_trial(case, _CONFIG, seed) for seed in range(at * runs, (at + 1) * runs)]

@@ -45,8 +45,8 @@ class DiceFleet:
         self._skill = {name: self._dice.uniform(-robot_spread, robot_spread) for name in names}
         controller.set_robots(names, 0)
         self._ends: list[tuple[float, str]] = []
-        self._running: dict[str, tuple[int, int, bool]] = {}
-        """by robot: version, task, whether it will succeed"""
+        self._running: dict[str, tuple[int, int, bool, int]] = {}
+        """by robot: version, task, whether it will succeed, when it began"""
 
     def publish(self, number: int, quality: Quality) -> None:
         """The gate lets a version in. The robots begin with the first one, not all at once."""
@@ -60,7 +60,7 @@ class DiceFleet:
     def step(self) -> list[RolloutDecision]:
         """The next episode ends, and another begins; what was decided."""
         self.now_s, robot = heapq.heappop(self._ends)
-        version, task, success = self._running[robot]
+        version, task, success, began_ns = self._running[robot]
         dice, quality = self._dice, self.qualities[version]
         # A robot switches at once: what it began by another version is by both.
         versions = {version, self.controller.version_for(robot)}
@@ -69,7 +69,8 @@ class DiceFleet:
         human = dice.uniform(0, 0.5) if dice.random() < quality.human else 0.0
         stopped = dice.random() < quality.stops
         self.canary_episodes += versions == {self.controller.canary}
-        self.controller.on_episode(robot, versions, f"task{task}", success, human, stopped, self._now_ns())
+        now_ns = self._now_ns()
+        self.controller.on_episode(robot, versions, f"task{task}", success, human, stopped, began_ns, now_ns)
         self._begin(robot, self.now_s)
         return self.controller.pop_decisions()
 
@@ -86,7 +87,7 @@ class DiceFleet:
         task = self._dice.randrange(len(TASKS))
         success = self._dice.random() < self._chance(version, task, robot)
         lasts_s = self._dice.uniform(*(SUCCESS_S if success else FAILURE_S))
-        self._running[robot] = version, task, success
+        self._running[robot] = version, task, success, int(at_s * 1e9)
         heapq.heappush(self._ends, (at_s + lasts_s, robot))
 
     def _chance(self, version: int, task: int, robot: str) -> float:

@@ -84,7 +84,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     errors do not add up (intersection-union test, Berger 1982).
 
     What makes a difference of two robots is taken for one of the versions: robots should be alike, or be drawn anew for
-    each version. Successes that end sooner are compared sooner: of both sides alike.
+    each version.
     """
 
     worse: dict[Measure, BettingTest]

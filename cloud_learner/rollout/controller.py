@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -12,6 +13,7 @@ from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.records import (
     RECENT,
     DecisionKind,
+    PendingEpisode,
     RolloutDecision,
     RolloutState,
     VersionRecord,
@@ -27,6 +29,10 @@ _OWN_BLOCKS = 20
 _RECORD_A_BLOCK = 8
 """new episodes for each of the reference's, where these come from its record and no more are added"""
 _TASK_CHARS = 200
+_MOST_PENDING = 8192
+_MOST_LAG_NS = 600_000_000_000
+_FORGETS = 4096
+"""episodes within which a long one is forgotten"""
 
 
 class RolloutController:
@@ -186,9 +192,10 @@ class RolloutController:
         success: bool | None,
         human_share: float,
         stopped: bool,
+        began_ns: int,
         now_ns: int,
     ) -> None:
-        """An episode has ended. Raises `InvalidDataError`.
+        """An episode that began at `began_ns` has ended. Raises `InvalidDataError`.
 
         versions: all that acted in it; one of several versions counts for none
         success: None when nobody said; human_share: of its steps, 0 to 1; stopped: somebody or something had to stop it
@@ -207,8 +214,11 @@ class RolloutController:
         if record.number in state.needed:
             record.recent.append((task, result))
             del record.recent[:-RECENT]
-        self._compare(record.number, task, result)
-        self._decide(now_ns)
+        began_ns = min(max(began_ns, now_ns - _MOST_LAG_NS), now_ns)
+        state.longest_ns = max(state.longest_ns - state.longest_ns // _FORGETS, now_ns - began_ns)
+        episode = PendingEpisode(began_ns, record.number, task, result)
+        insort(state.pending, episode, key=lambda one: one.began_ns)
+        self._compare_due(now_ns)
         if not state.canary:
             # There may be enough episodes of current now for a fleet without a robot to spare.
             self._moves.advance(now_ns)
@@ -254,6 +264,17 @@ class RolloutController:
         self._moves.advance(now_ns)
 
     # --- how it is decided ----------------------------------------------------------------------------------------
+
+    def _compare_due(self, now_ns: int) -> None:
+        """In the order in which they began, as soon as all that began with them should have ended.
+
+        In the order in which they end, the first of many robots would all be successes that end soon.
+        """
+        pending = self._state.pending
+        while pending and (pending[0].began_ns + self._state.longest_ns <= now_ns or len(pending) > _MOST_PENDING):
+            episode = pending.pop(0)
+            self._compare(episode.version, episode.task, episode.result)
+            self._decide(now_ns)
 
     def _compare(self, number: int, task: str, result: EpisodeResult) -> None:
         state, split = self._state, self._moves.split

@@ -52,6 +52,15 @@ class RolloutDecision(msgspec.Struct, frozen=True):
     at_ns: int
 
 
+class PendingEpisode(msgspec.Struct, frozen=True, array_like=True):
+    """It has ended, and waits to be compared."""
+
+    began_ns: int
+    version: int
+    task: str
+    result: EpisodeResult
+
+
 class VersionRecord(msgspec.Struct, kw_only=True):
     """What is known of a version."""
 
@@ -84,6 +93,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """by robot, '' for all"""
     robots: list[str] = []
     frozen: bool = False
+    pending: list[PendingEpisode] = []
+    """by when they began"""
+    longest_ns: int = 0
+    """about the longest episode of late"""
     trial: Comparison | None = None
     """of the canary against current"""
     trial_since_ns: int = 0

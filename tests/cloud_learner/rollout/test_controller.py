@@ -36,7 +36,7 @@ def episodes(
         for robot in robots:
             version = controller.version_for(robot)
             won = dice.random() < success.get(version, 0.8)
-            controller.on_episode(robot, {version}, f"task{at % 3}", won, 0.0, False, at * 30 * S)
+            controller.on_episode(robot, {version}, f"task{at % 3}", won, 0.0, False, at * 30 * S, (at + 1) * 30 * S)
 
 
 def kinds(controller: RolloutController) -> list[tuple[DecisionKind, int]]:
@@ -91,7 +91,7 @@ def test_people_who_step_in_and_stops_count(human: float, stopped: bool) -> None
         for robot in ROBOTS:
             bad = controller.version_for(robot) == 2
             versions = {controller.version_for(robot)}
-            controller.on_episode(robot, versions, "reach", True, human * bad, stopped and bad, at)
+            controller.on_episode(robot, versions, "reach", True, human * bad, stopped and bad, at, at)
     assert state_of(controller, 2) is VersionState.rolled_back
 
 
@@ -135,7 +135,7 @@ def test_at_the_bound_nothing_is_promoted_that_looks_worse() -> None:
             for robot in ROBOTS:
                 version = controller.version_for(robot)
                 won = version == 1 or dice.random() < chance
-                controller.on_episode(robot, {version}, "reach", won, 0.0, False, at)
+                controller.on_episode(robot, {version}, "reach", won, 0.0, False, at, at)
         assert state_of(controller, 2) is state
 
 
@@ -144,19 +144,45 @@ def test_without_anything_to_compare_nothing_is_promoted() -> None:
     controller.on_version(2, 1, 0)
     canary = next(robot for robot in ROBOTS if controller.version_for(robot) == 2)
     for at in range(10):
-        controller.on_episode(canary, {2}, "a task that no other robot has", True, 0.0, False, at)
+        controller.on_episode(canary, {2}, "a task that no other robot has", True, 0.0, False, at, at)
     assert state_of(controller, 2) is VersionState.rolled_back
 
 
 def test_an_episode_of_two_versions_counts_for_none() -> None:
     controller = make()
     controller.on_version(2, 1, 0)
-    controller.on_episode("arm0", {1, 2}, "reach", True, 0.0, False, 0)
-    controller.on_episode("arm0", (), "reach", True, 0.0, False, 0)
-    controller.on_episode("arm0", {77}, "reach", True, 0.0, False, 0)
+    controller.on_episode("arm0", {1, 2}, "reach", True, 0.0, False, 0, 0)
+    controller.on_episode("arm0", (), "reach", True, 0.0, False, 0, 0)
+    controller.on_episode("arm0", {77}, "reach", True, 0.0, False, 0, 0)
     assert sum(one.tally.episodes for one in controller.versions()) == 0
     with pytest.raises(InvalidDataError, match="'arm0': a human share of nan"):
-        controller.on_episode("arm0", {1}, "reach", True, float("nan"), False, 0)
+        controller.on_episode("arm0", {1}, "reach", True, float("nan"), False, 0, 0)
+
+
+def test_successes_that_end_sooner_are_not_compared_sooner() -> None:
+    robots = [f"arm{number}" for number in range(200)]
+    controller = make(robots)
+
+    def ended(won: bool, began_s: int) -> None:
+        at_s = began_s + (20 if won else 40)
+        for place, robot in enumerate(robots):
+            if (place % 4 < 2) == won:
+                controller.on_episode(robot, {acting[robot]}, "reach", won, 0.0, False, began_s * S, at_s * S)
+
+    acting = {robot: controller.version_for(robot) for robot in robots}
+    for began_s in (0, 40):
+        ended(True, began_s)
+        ended(False, began_s)
+    controller.on_version(2, 1, 80 * S)
+    acting = {robot: controller.version_for(robot) for robot in robots}
+    assert list(acting.values()).count(2) == 40
+    ended(True, 80)
+    assert controller.canary == 2, "all canaries that ended have succeeded, the others are not done"
+    trial = controller.state().trial
+    assert trial is not None
+    assert trial.new.episodes == 0
+    ended(False, 80)
+    assert trial != controller.state().trial
 
 
 def test_many_small_losses_end_at_the_reference() -> None:
@@ -337,7 +363,7 @@ def test_memory_is_bounded() -> None:
             controller.promote(number, number)
         else:
             controller.on_refused(number, number - 1, "no", number)
-        controller.on_episode("arm0", {controller.current}, f"task{number}" * 50, True, 0.1, False, number)
+        controller.on_episode("arm0", {controller.current}, f"task{number}" * 50, True, 0.1, False, number, number)
     state = controller.state()
     assert len(state.versions) == MOST_VERSIONS
     assert {state.current, state.reference} <= set(state.versions)

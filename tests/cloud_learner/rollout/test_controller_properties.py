@@ -80,7 +80,9 @@ def episodes(controller: RolloutController, rounds: int, success: list[float], s
             version = controller.version_for(robot)
             if version:
                 won = dice.random() < success[version % len(success)]
-                controller.on_episode(robot, {version}, f"task{turn % 2}", won, 0.0, False, at)
+                now_ns = 1000 * at + turn
+                began_ns = now_ns - dice.randint(0, 5)
+                controller.on_episode(robot, {version}, f"task{turn % 2}", won, 0.0, False, began_ns, now_ns)
         check(controller)
 
 
