@@ -151,8 +151,8 @@ class Comparison(msgspec.Struct, kw_only=True):
             waiting.new.clear()
 
     def text(self, measure: Measure, old: str) -> str:
-        """Such as `3 of 12 episodes succeeded, with version 7 38 of 45 episodes succeeded`."""
-        return f"{self.new.text(measure)}, with {old} {self.old.text(measure)}"
+        """Such as `3 of 12 episodes succeeded; of version 7, 38 of 45 episodes succeeded`."""
+        return f"{self.new.text(measure)}; of {old}, {self.old.text(measure)}"
 
     def _compare(self, new: list[EpisodeResult], old: list[EpisodeResult]) -> None:
         judged_new = [one.success for one in new if one.success is not None]

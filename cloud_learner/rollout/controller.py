@@ -31,8 +31,6 @@ _RECORD_A_BLOCK = 8
 _TASK_CHARS = 200
 _MOST_PENDING = 8192
 _MOST_LAG_NS = 600_000_000_000
-_FORGETS = 4096
-"""episodes within which a long one is forgotten"""
 
 
 class RolloutController:
@@ -215,7 +213,7 @@ class RolloutController:
             record.recent.append((task, result))
             del record.recent[:-RECENT]
         began_ns = min(max(began_ns, now_ns - _MOST_LAG_NS), now_ns)
-        state.longest_ns = max(state.longest_ns - state.longest_ns // _FORGETS, now_ns - began_ns)
+        state.note_duration(now_ns - began_ns)
         episode = PendingEpisode(began_ns, record.number, task, result)
         insort(state.pending, episode, key=lambda one: one.began_ns)
         self._compare_due(now_ns)
@@ -271,7 +269,7 @@ class RolloutController:
         In the order in which they end, the first of many robots would all be successes that end soon.
         """
         pending = self._state.pending
-        while pending and (pending[0].began_ns + self._state.longest_ns <= now_ns or len(pending) > _MOST_PENDING):
+        while pending and (pending[0].began_ns + self._state.lag_ns <= now_ns or len(pending) > _MOST_PENDING):
             episode = pending.pop(0)
             self._compare(episode.version, episode.task, episode.result)
             self._decide(now_ns)

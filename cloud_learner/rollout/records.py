@@ -97,6 +97,8 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """by when they began"""
     longest_ns: int = 0
     """about the longest episode of late"""
+    mean_ns: int = 0
+    """of the episodes of late"""
     trial: Comparison | None = None
     """of the canary against current"""
     trial_since_ns: int = 0
@@ -124,6 +126,16 @@ class RolloutState(msgspec.Struct, kw_only=True):
     def needed(self) -> set[int]:
         """Versions that robots act by, or would be sent back to."""
         return {self.current, self.previous, self.reference, self.canary, *self.pins.values()} - {0}
+
+    @property
+    def lag_ns(self) -> int:
+        """How long an episode takes at most. A robot that stood still in one of them holds nothing up for long."""
+        return min(self.longest_ns, 3 * self.mean_ns)
+
+    def note_duration(self, duration_ns: int) -> None:
+        """Of an episode."""
+        self.longest_ns = max(self.longest_ns - self.longest_ns // 4096, duration_ns)
+        self.mean_ns += (duration_ns - self.mean_ns) // 256 if self.mean_ns else duration_ns
 
     def set_state(self, number: int, state: VersionState, reason: str, now_ns: int) -> None:
         """Enter it."""

@@ -185,6 +185,15 @@ def test_successes_that_end_sooner_are_not_compared_sooner() -> None:
     assert trial != controller.state().trial
 
 
+def test_one_endless_episode_does_not_hold_up_what_is_decided() -> None:
+    controller = make()
+    episodes(controller, 5, {})
+    controller.on_episode("arm0", {1}, "reach", True, 0.0, False, -10_000 * S, 150 * S)
+    controller.on_version(2, 1, 0)
+    episodes(controller, 20, {2: 0.0})
+    assert state_of(controller, 2) is VersionState.rolled_back
+
+
 def test_many_small_losses_end_at_the_reference() -> None:
     controller = make()
     success = {number: 0.9 - 0.04 * (number - 1) for number in range(1, 16)}
