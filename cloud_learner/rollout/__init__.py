@@ -1,1 +1,4 @@
-"""Which robot is offered which policy version: canaries, promotion, rollback, and which files may go. No I/O."""
+"""Which robot acts by which version, and which versions' files may go: pure logic, without files, threads or clocks.
+
+`controller.RolloutController` is the way in, for the gateway.
+"""

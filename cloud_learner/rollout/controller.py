@@ -1,350 +1,350 @@
-"""Which robot is to run which version.
-
-    gate ──► candidate ──► canary on a share of the robots ──► promoted: all robots
-                │                        └──► rolled back
-                └──► superseded by a newer one, while another canary is compared
-
-A canary's episodes are paired with episodes of the same task by robots that run `current` at the time. Success,
-people's share of the steps and stops are compared by tests that hold at any time (`sequential_test`): worse in any of
-them, and it is rolled back; not worse by the margin in success, and it is promoted.
-
-Each step down may be too small to be seen. So canaries, and all that `current` does since the best version so far, the
-reference, are also bet against that one's record (the lower end of its interval): below it by the margin nothing is
-promoted, and a line that has sunk by more than half of it goes back to the reference. How soon is measured, not
-promised: the reference's record is an estimate.
-"""
+"""Which robot acts by which version: tried on some, promoted to all, rolled back from all."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Collection
-from typing import NamedTuple
+from bisect import insort
+from collections.abc import Collection, Iterable
 
-from cloud_learner.rollout.sequential_test import BettingTest
-from cloud_learner.rollout.state import (
-    Comparison,
-    EpisodeResult,
-    RolloutConfig,
+import msgspec
+
+from cloud_learner.rollout.commands import check_pin, check_promote, rollback_target
+from cloud_learner.rollout.comparison import EpisodeResult, Measure
+from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.rollout.records import (
+    RECENT,
+    DecisionKind,
+    PendingEpisode,
+    RolloutDecision,
     RolloutState,
     VersionRecord,
     VersionState,
-    wilson_low,
 )
-from wire.errors import RejectedError
+from cloud_learner.rollout.transitions import VersionTransitions
+from wire.errors import InvalidDataError
 
-_COMPARED = ("success", "people", "stops")
-_WAITING = 64
-"""episodes of a task without a partner; the newest are of what is compared now"""
-_RECORDED = 30
-"""episodes before a version's record says something"""
-_REMEMBERED = 200
-"""versions"""
-
-
-class RolloutDecision(NamedTuple):
-    """What was decided of a version, for people."""
-
-    kind: VersionState
-    version: int
-    reason: str
+_LEAST_BLOCKS = 10
+"""compared, without which the bound on a canary's episodes promotes nothing"""
+_OWN_BLOCKS = 20
+"""of a version with the reference, before it may follow it"""
+_RECORD_A_BLOCK = 8
+"""new episodes for each of the reference's, where these come from its record and no more are added"""
+_TASK_CHARS = 200
+_MOST_PENDING = 8192
+_MOST_LAG_NS = 600_000_000_000
 
 
 class RolloutController:
-    """Times are of the caller's clock."""
+    """Not a thread's: one caller. Times are any clock's, in nanoseconds, and growing.
+
+    A version that passed the gate is a candidate. With `canary` 0, or while none is current, it is promoted at once.
+    Otherwise the newest candidate is the canary: it acts on some robots, and a `Comparison` with current decides.
+
+    - Worse in success, human share or stops (error alpha over the three): rolled back, at once.
+    - Not worse by `margin` in any of them (error beta): promoted, unless one leans: evidence of 3 to 1 for a loss.
+    - After `max_episodes` of it: promoted when at least 10 blocks were compared, its success is no lower on average and
+      no measure has evidence of more than 1 to 1 for a loss; else rolled back. Of versions that are worse in success
+      by `margin` that promotes exp(-blocks margin^2 / 2) beside beta at most (Hoeffding 1963).
+
+    **Slow losses.** Many versions may each lose less than a canary can show. So current is watched against a reference,
+    by robots that keep acting by it (`control`), over all versions since: `line`. When that line was shown to have lost
+    (error alpha), current goes back to the reference, and what was promoted since is rolled back. While it leans, no
+    version is promoted. The reference moves only to a version that is better: when the line was shown to have gained
+    (error alpha) and current itself has on average; so it cannot creep down with what is watched by it.
+
+    Guaranteed, for robots that are alike or drawn anew: a canary that is no worse than current is rolled back as worse
+    with a probability of at most alpha, and a line that is never worse than its reference with at most alpha, for ever.
+    Only measured, by `benchmarks.rollout`: how soon a loss is found, how often the bound on episodes ends a trial, and
+    that the choice to hold promotions back costs little. Without robots to spare (fewer than three, `control` 0) the
+    reference's recorded episodes stand for new ones until they are used up: then nothing is watched, and a world that
+    has changed since looks like the version's doing. A single robot tries a version after 64 episodes by current, which
+    it is compared with.
+
+    A pin goes before all else; episodes of pinned robots are counted, and compared with nothing: a person chose them.
+    While frozen nothing becomes canary or promoted by itself; what was shown to be worse is rolled back all the same.
+    """
 
     def __init__(self, config: RolloutConfig, state: RolloutState | None = None) -> None:
+        """state: what `state` gave, to go on there."""
         self.config = config
-        self.state = state or RolloutState()
-        """of which all survives"""
-        self._robots: tuple[str, ...] = ()
-        self._decisions: list[RolloutDecision] = []
+        self.restore(state or RolloutState())
 
-    # --- what robots run --------------------------------------------------------------------------------------------
+    # --- what is so -----------------------------------------------------------------------------------------------
 
-    def set_robots(self, names: Collection[str]) -> None:
-        """The robots there are."""
-        self._robots = tuple(sorted(names))
+    @property
+    def current(self) -> int:
+        """The promoted version, 0: none."""
+        return self._state.current
+
+    @property
+    def canary(self) -> int:
+        """The version under trial, 0: none."""
+        return self._state.canary
+
+    @property
+    def reference(self) -> int:
+        """The version that current is watched against, 0: none."""
+        return self._state.reference
+
+    @property
+    def frozen(self) -> bool:
+        return self._state.frozen
+
+    @property
+    def pins(self) -> dict[str, int]:
+        """By robot; '': the fleet."""
+        return dict(self._state.pins)
+
+    @property
+    def needed(self) -> set[int]:
+        """Versions whose weights must stay, beside those that robots still act by."""
+        return self._state.needed
+
+    def versions(self) -> list[VersionRecord]:
+        """All that are remembered, by number; to look at."""
+        return [self._state.versions[number] for number in sorted(self._state.versions)]
 
     def version_for(self, robot: str) -> int:
-        """What `robot` is to run, 0 when nothing is promoted yet."""
-        state = self.state
+        """What it is to act by, 0: nothing yet. The same after a restart, of the robot or of the gateway."""
+        state = self._state
         if pinned := state.pins.get(robot) or state.pins.get(""):
             return pinned
-        return state.canary if state.canary and robot in self.canary_robots() else state.current
+        if robot in self._moves.split.canaries:
+            return state.canary
+        return state.reference if robot in self._moves.split.controls else state.current
 
-    def canary_robots(self) -> frozenset[str]:
-        """Those that try the canary: the same as long as robots stay the same."""
-        free = [name for name in self._robots if not (self.state.pins.get(name) or self.state.pins.get(""))]
-        count = math.ceil(self.config.canary * len(free))
-        if len(free) > 1:
-            count = min(count, len(free) - 1)
-        return frozenset(sorted(free, key=lambda name: _rank(name, self.state.canary))[:count])
+    def state(self) -> RolloutState:
+        """All of it, a copy."""
+        return _copy(self._state)
+
+    def restore(self, state: RolloutState) -> None:
+        """Go on from there."""
+        self._state = _copy(state)
+        if not self.config.canary:
+            self._state.reference, self._state.line = self._state.current, None
+        self._moves = VersionTransitions(self.config, self._state)
 
     def pop_decisions(self) -> list[RolloutDecision]:
-        """What was decided since the last call."""
-        decisions, self._decisions = self._decisions, []
+        """What was decided since, oldest first."""
+        decisions, self._state.decisions = self._state.decisions, []
         return decisions
 
-    # --- what happens -----------------------------------------------------------------------------------------------
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def set_robots(self, robots: Iterable[str], now_ns: int) -> None:
+        """All that take part now. Who is not among them is never chosen to try something."""
+        if (names := sorted(set(robots))) != self._state.robots:
+            self._state.robots = names
+            self._moves.divide()
+            self._moves.advance(now_ns)
 
     def on_version(self, number: int, parent: int, now_ns: int) -> None:
-        """A version has passed the gate."""
-        state = self.state
-        if number in state.versions:
-            return
-        state.versions[number] = VersionRecord(number, parent, VersionState.candidate, now_ns)
-        if not state.frozen:
-            if not self.config.canary:
-                self._promote(number, "versions are promoted as they come", now_ns)
-            elif not state.current:
-                self._promote(number, "there is nothing to compare it with", now_ns)
-        self._begin(now_ns)
-        self._forget()
+        """It passed the gate, and its weights are here."""
+        state = self._state
+        if (known := state.versions.get(number)) is not None:
+            known.has_weights = True
+        else:
+            record = VersionRecord(number=number, parent=parent, state=VersionState.candidate, since_ns=now_ns)
+            state.versions[number] = record
+            state.forget()
+        self._moves.advance(now_ns)
 
-    def on_episode(self, episode: EpisodeResult, now_ns: int) -> None:
-        """An episode has ended with a verdict."""
-        state = self.state
-        if (record := state.versions.get(episode.version)) is None:
+    def on_refused(self, number: int, parent: int, reason: str, now_ns: int) -> None:
+        """The gate did not let it in."""
+        state = self._state
+        if number not in state.versions:
+            refused = VersionState.refused
+            state.versions[number] = VersionRecord(
+                number=number, parent=parent, state=refused, since_ns=now_ns, reason=reason, has_weights=False
+            )
+            state.decide(DecisionKind.refused, number, reason, now_ns)
+            state.forget()
+
+    def on_weights_gone(self, numbers: Iterable[int], now_ns: int) -> None:
+        """Their files were deleted. What robots acted by is replaced by what is left."""
+        state = self._state
+        for number in numbers:
+            if number in state.versions:
+                state.versions[number].has_weights = False
+        reason = "its weights are gone."
+        if state.canary and not state.versions[state.canary].has_weights:
+            self._moves.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
+        if state.current and not state.versions[state.current].has_weights and state.previous:
+            self._moves.go_back(state.previous, reason, now_ns)
+        if state.reference and not state.versions[state.reference].has_weights:
+            state.reference, state.line = state.current, None
+            state.decide(DecisionKind.reference, state.current, f"of the reference before it, {reason}", now_ns)
+        for robot, pin in list(state.pins.items()):
+            if not state.versions[pin].has_weights:
+                del state.pins[robot]
+                state.decide(
+                    DecisionKind.withdrawn, pin, f"not pinned to '{robot or 'all robots'}' now: {reason}", now_ns
+                )
+        self._moves.divide()
+        self._moves.advance(now_ns)
+
+    def on_episode(
+        self,
+        robot: str,
+        versions: Collection[int],
+        task: str,
+        success: bool | None,
+        human_share: float,
+        stopped: bool,
+        began_ns: int,
+        now_ns: int,
+    ) -> None:
+        """An episode that began at `began_ns` has ended. Raises `InvalidDataError`.
+
+        versions: all that acted in it; one of several versions counts for none
+        success: None when nobody said; human_share: of its steps, 0 to 1; stopped: somebody or something had to stop it
+        """
+        if not 0 <= human_share <= 1:
+            raise InvalidDataError(f"robot '{robot}': a human share of {human_share} is not from 0 to 1.")
+        state, numbers = self._state, set(versions)
+        record = state.versions.get(numbers.pop()) if len(numbers) == 1 else None
+        if record is None:
             return
-        record.episodes += 1
-        record.successes += episode.success
-        record.human_share += episode.human_share
-        record.stops += episode.stopped
-        if self.config.canary:
-            if episode.version == state.current:
-                self._watch_drift(episode, now_ns)
-            self._compare(episode, now_ns)
+        result = EpisodeResult(success, float(human_share), bool(stopped))
+        record.tally.add(result)
+        if robot in state.pins or "" in state.pins:
+            return
+        task = task[:_TASK_CHARS]
+        if record.number in state.needed:
+            record.recent.append((task, result))
+            del record.recent[:-RECENT]
+        began_ns = min(max(began_ns, now_ns - _MOST_LAG_NS), now_ns)
+        state.note_duration(now_ns - began_ns)
+        episode = PendingEpisode(began_ns, record.number, task, result)
+        insort(state.pending, episode, key=lambda one: one.began_ns)
+        self._compare_due(now_ns)
         if not state.canary:
-            self._begin(now_ns)
+            # There may be enough episodes of current now for a fleet without a robot to spare.
+            self._moves.advance(now_ns)
 
-    # --- people -----------------------------------------------------------------------------------------------------
+    # --- what people ask for --------------------------------------------------------------------------------------
 
-    def promote(self, number: int, who: str, now_ns: int) -> None:
-        """All robots run it from now on. Raises `RejectedError`."""
-        self._known(number)
-        if self.state.canary == number:
-            self._end_canary()
-        self._promote(number, f"{who} promoted it", now_ns)
-        self._begin(now_ns)
+    def promote(self, number: int, now_ns: int, who: str = "a person") -> None:
+        """Make it current without a trial; it is watched like any other. Raises `RejectedError`."""
+        check_promote(self._state, number)
+        self._moves.promote(number, f"promoted by {who}.", now_ns)
+        self._moves.advance(now_ns)
 
-    def rollback(self, number: int, who: str, now_ns: int) -> int:
-        """Go back to version `number`, 0: to what the running one came from; which. What is newer is rolled back, and
-        nothing newer acts by itself until it is allowed to (`freeze`). Raises `RejectedError`."""
-        state = self.state
-        target = number or self._before(state.current)
-        if not target:
-            raise RejectedError(f"version {state.current} has nothing before it to go back to.")
-        self._known(target)
-        for record in state.versions.values():
-            if record.number > target and record.state in (VersionState.promoted, VersionState.canary):
-                self._set(record, VersionState.rolled_back, f"{who} went back to {target}", now_ns)
-        self._end_canary()
-        state.frozen = True
-        self._promote(target, f"{who} went back to it; versions are frozen", now_ns)
-        return target
+    def rollback(self, now_ns: int, to: int = 0, who: str = "a person") -> None:
+        """Go back to a version that was promoted; what was promoted or tried since is rolled back.
 
-    def pin(self, robot: str, number: int) -> None:
-        """`robot`, "" for all, runs `number` whatever comes; 0: it follows again. Raises `RejectedError`."""
+        0: undo the newest step: the canary if there is one, else the newest promotion. Raises `RejectedError`.
+        """
+        state, reason = self._state, f"rolled back by {who}."
+        target = state.current if not to and state.canary else rollback_target(state, to)
+        if state.canary:
+            self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
+        if target != state.current:
+            self._moves.go_back(target, reason, now_ns)
+        self._moves.advance(now_ns)
+
+    def pin(self, robot: str, number: int, now_ns: int) -> None:
+        """Have a robot, or with '' the fleet, act by a version whatever is decided; 0: no longer.
+
+        Raises `RejectedError`.
+        """
+        check_pin(self._state, robot, number)
         if number:
-            self._known(number)
-            self.state.pins[robot] = number
-        elif self.state.pins.pop(robot, 0) == 0:
-            raise RejectedError(f"{f'robot {robot!r}' if robot else 'the fleet'} is pinned to no version.")
+            self._state.pins[robot] = number
+        else:
+            del self._state.pins[robot]
+        self._moves.divide()
+        self._moves.advance(now_ns)
 
     def freeze(self, frozen: bool, now_ns: int) -> None:
-        """While it is frozen nothing is tried or promoted by itself."""
-        self.state.frozen = frozen
-        if not frozen and not self.config.canary:
-            newest = max(self._candidates(), default=0)
-            if newest:
-                self._promote(newest, "versions are promoted as they come", now_ns)
-        self._begin(now_ns)
+        """While frozen, nothing becomes canary or promoted by itself."""
+        self._state.frozen = frozen
+        self._decide(now_ns)
+        self._moves.advance(now_ns)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- how it is decided ----------------------------------------------------------------------------------------
 
-    def _candidates(self) -> list[int]:
-        """Versions that nobody decided about, newer than what runs."""
-        newer = (one for one in self.state.versions.values() if one.number > self.state.current)
-        return [one.number for one in newer if one.state == VersionState.candidate]
+    def _compare_due(self, now_ns: int) -> None:
+        """In the order in which they began, as soon as all that began with them should have ended.
 
-    def _begin(self, now_ns: int) -> None:
-        """Try the newest candidate, if none is tried."""
-        state, config = self.state, self.config
-        if state.frozen or state.canary or not config.canary or not state.current or not (new := self._candidates()):
-            return
-        if len(self._robots) == 1 and state.versions[state.current].episodes < _RECORDED:
-            return  # one robot: it is compared with what is recorded
-        number = max(new)
-        for older in new:
-            if older != number:
-                self._set(state.versions[older], VersionState.superseded, f"{number} is tried instead", now_ns)
-        state.canary = number
-        worse = {name: BettingTest(0.0) for name in _COMPARED}
-        sinks, floats = BettingTest(config.margin / 2), BettingTest(-config.margin)
-        state.comparison = Comparison(worse, BettingTest(-config.margin), sinks, floats, {}, now_ns)
-        record = state.versions[number]
-        record.ever_canary = True
-        robots = ", ".join(sorted(self.canary_robots())) or "none yet"
-        self._set(record, VersionState.canary, f"it is compared with {state.current} (robots: {robots})", now_ns)
-
-    def _compare(self, episode: EpisodeResult, now_ns: int) -> None:
-        state, comparison = self.state, self.state.comparison
-        if comparison is None or episode.version not in (state.canary, state.current):
-            return
-        mine = episode.version == state.canary
-        comparison.episodes += mine
-        low = self._reference_low()
-        if mine and low is not None:
-            comparison.sinks.add(low - episode.success)
-            comparison.floats.add(episode.success - low)
-        if len(self._robots) == 1:
-            if mine:
-                self._bet(episode, self._record_as_episode(episode))
-        else:
-            waiting = comparison.waiting.setdefault(episode.task, [])
-            if waiting and waiting[0].version != episode.version:
-                other = waiting.pop(0)
-                self._bet(*((episode, other) if mine else (other, episode)))
-            else:
-                waiting.append(episode)
-                del waiting[:-_WAITING]
-        if mine or comparison.fit.count:
+        In the order in which they end, the first of many robots would all be successes that end soon.
+        """
+        pending = self._state.pending
+        while pending and (pending[0].began_ns + self._state.lag_ns <= now_ns or len(pending) > _MOST_PENDING):
+            episode = pending.pop(0)
+            self._compare(episode.version, episode.task, episode.result)
             self._decide(now_ns)
 
-    def _record_as_episode(self, episode: EpisodeResult) -> tuple[float, float, float]:
-        record = self.state.versions[self.state.current]
-        count = max(1, record.episodes)
-        return record.successes / count, record.human_share / count, record.stops / count
-
-    def _bet(self, canary: EpisodeResult, baseline: EpisodeResult | tuple[float, float, float]) -> None:
-        comparison = self.state.comparison
-        assert comparison is not None
-        if isinstance(baseline, EpisodeResult):
-            baseline = float(baseline.success), baseline.human_share, float(baseline.stopped)
-        success, people, stops = baseline
-        comparison.worse["success"].add(success - canary.success)
-        comparison.worse["people"].add(canary.human_share - people)
-        comparison.worse["stops"].add(canary.stopped - stops)
-        comparison.fit.add(canary.success - success)
+    def _compare(self, number: int, task: str, result: EpisodeResult) -> None:
+        state, split = self._state, self._moves.split
+        canaries, controls, others = max(len(split.canaries), 1), len(split.controls), max(len(split.others), 1)
+        if state.trial is not None and number in (state.canary, state.current):
+            is_new = number == state.canary
+            state.trial.add(task, result, is_new, max(canaries // others, 1), max(others // canaries, 1))
+        line = state.line
+        if line is not None and number in (state.current, state.reference):
+            new = max(others // controls, 1) if controls else _RECORD_A_BLOCK
+            gain = line.good[Measure.success]
+            before, count = gain.total, gain.count
+            line.add(task, result, number == state.current, new, max(controls // others, 1))
+            state.own_gain += gain.total - before
+            state.own_blocks += gain.count - count
 
     def _decide(self, now_ns: int) -> None:
-        state, config, comparison = self.state, self.config, self.state.comparison
-        assert comparison is not None
-        each = config.alpha / len(_COMPARED)
-        worse = [name for name, test in comparison.worse.items() if test.rejects(each)]
-        against = max(test.wealth for test in comparison.worse.values())
-        low = self._reference_low()
-        if low is not None and comparison.sinks.rejects(each):
-            self._roll_back_canary(f"below the {low:.2f} of {state.reference}", now_ns)
-        elif worse:
-            self._roll_back_canary(f"{' and '.join(worse)}: worse than {state.current}", now_ns)
-        elif self._fits(low) and against < 1 / (2 * each):
-            self._promote_canary("not worse by the margin", now_ns)
-        elif comparison.episodes >= config.most_episodes:
-            if comparison.fit.wealth > against and (low is None or comparison.floats.wealth > comparison.sinks.wealth):
-                self._promote_canary(f"more speaks for it than against it after {comparison.episodes} episodes", now_ns)
+        """By what the newest episode added."""
+        self._decide_line(now_ns)
+        state, trial = self._state, self._state.trial
+        if trial is None:
+            return
+        old = f"version {state.current}"
+        after = f"after {(now_ns - state.trial_since_ns) / 1e9:.0f} s: "
+        if (lost := trial.loss_of()) is not None:
+            self._withdraw(f"worse in {lost.value} {after}{trial.text(lost, old)}.", now_ns)
+        elif state.frozen:
+            return
+        elif trial.is_good and trial.leaning() is None and not self._line_leans():
+            reason = f"not worse {after}{trial.text(Measure.success, old)}."
+            self._moves.promote(state.canary, reason, now_ns)
+            self._moves.advance(now_ns)
+        elif trial.new.episodes >= self.config.max_episodes:
+            blocks = trial.worse[Measure.human].count
+            well = blocks >= _LEAST_BLOCKS and trial.worse[Measure.success].mean <= 0 and trial.leaning(0.0) is None
+            text = f"at the bound of {self.config.max_episodes} episodes {after}{trial.text(Measure.success, old)}"
+            if well and not self._line_leans():
+                self._moves.promote(state.canary, f"no sign of a loss {text}.", now_ns)
+                self._moves.advance(now_ns)
             else:
-                self._roll_back_canary(f"nothing speaks for it after {comparison.episodes} episodes", now_ns)
+                self._withdraw(f"not shown to be as good {text}, {blocks} blocks compared.", now_ns)
 
-    def _fits(self, low: float | None) -> bool:
-        comparison = self.state.comparison
-        assert comparison is not None
-        tests = [comparison.fit, *([comparison.floats] if low is not None else [])]
-        return all(test.rejects(self.config.beta) for test in tests)
-
-    def _reference_low(self) -> float | None:
-        """What the reference achieves at least; None while its record says nothing, or it is what runs."""
-        state = self.state
-        record = state.versions.get(state.reference)
-        if record is None or record.episodes < _RECORDED or state.reference == state.current:
-            return None
-        return wilson_low(record.successes, record.episodes)
-
-    def _promote_canary(self, why: str, now_ns: int) -> None:
-        number, figures = self.state.canary, self._figures(now_ns)
-        self._end_canary()
-        self._promote(number, f"{why} ({figures})", now_ns)
-
-    def _roll_back_canary(self, why: str, now_ns: int) -> None:
-        record, figures = self.state.versions[self.state.canary], self._figures(now_ns)
-        self._end_canary()
-        self._set(record, VersionState.rolled_back, f"{why} ({figures})", now_ns)
-
-    def _end_canary(self) -> None:
-        self.state.canary, self.state.comparison = 0, None
-
-    def _figures(self, now_ns: int) -> str:
-        comparison, state = self.state.comparison, self.state
-        assert comparison is not None
-        canary, current = state.versions[state.canary], state.versions[state.current]
-        return (
-            f"success {canary.success:.2f} in {canary.episodes} episodes against {current.success:.2f} in "
-            f"{current.episodes}, {comparison.fit.count} pairs, {(now_ns - comparison.began_ns) / 1e9:.0f} s"
-        )
-
-    def _promote(self, number: int, why: str, now_ns: int) -> None:
-        state = self.state
-        record = state.versions[number]
-        state.current = number
-        if record.state != VersionState.promoted:
-            self._set(record, VersionState.promoted, why, now_ns)
-        else:
-            record.note = why
-            self._decisions.append(RolloutDecision(VersionState.promoted, number, why))
-        if not state.reference:
-            state.reference = number
-
-    def _watch_drift(self, episode: EpisodeResult, now_ns: int) -> None:
-        """Bet the running line against the reference's record, or make it the reference."""
-        state, config = self.state, self.config
-        promoted = [one for one in state.versions.values() if one.state == VersionState.promoted]
-        # Asked again each time: a record that was good by luck loses its place as it grows.
-        best = max(promoted, key=lambda one: wilson_low(one.successes, one.episodes), default=None)
-        if best is not None and best.number != state.reference:
-            state.reference, state.drift = best.number, None
-        if (low := self._reference_low()) is None:
+    def _decide_line(self, now_ns: int) -> None:
+        state, line = self._state, self._state.line
+        if line is None:
             return
-        reference = state.versions[state.reference]
-        state.drift = state.drift or BettingTest(config.margin / 2)
-        state.drift.add(low - episode.success)
-        if not state.drift.rejects(config.alpha):
-            return
-        episodes, state.drift = state.drift.count, None
-        for record in state.versions.values():
-            if record.number > state.reference and record.state == VersionState.promoted:
-                self._set(record, VersionState.rolled_back, f"a line that sank since {state.reference}", now_ns)
-        if state.canary:
-            self._roll_back_canary("what it came from sank", now_ns)
-        why = f"versions sank below its {reference.success:.2f} in the {episodes} episodes since"
-        self._promote(state.reference, why, now_ns)
+        after = f"after {(now_ns - state.line_since_ns) / 1e9:.0f} s: "
+        if (lost := line.loss_of()) is not None:
+            said = line.text(lost, f"version {state.reference}")
+            count = len(state.history) - 1 - state.history.index(state.reference)
+            reason = f"{count} versions since version {state.reference} lost in {lost.value} {after}{said}."
+            self._moves.go_back(state.reference, reason, now_ns)
+            self._moves.advance(now_ns)
+        elif (
+            line.good[Measure.success].rejected
+            and state.own_blocks >= _OWN_BLOCKS
+            and state.own_gain > 0
+            and line.leaning() is None
+        ):
+            reason = f"better than version {state.reference} {after}"
+            reason += f"{line.text(Measure.success, f'version {state.reference}')}."
+            state.reference, state.line = state.current, None
+            state.decide(DecisionKind.reference, state.current, reason, now_ns)
+            self._moves.divide()
 
-    def _set(self, record: VersionRecord, to: VersionState, why: str, now_ns: int) -> None:
-        record.state, record.since_ns, record.note = to, now_ns, why
-        self._decisions.append(RolloutDecision(to, record.number, why))
+    def _line_leans(self) -> bool:
+        return self._state.line is not None and self._state.line.leaning() is not None
 
-    def _known(self, number: int) -> None:
-        if number not in self.state.versions:
-            known = ", ".join(map(str, sorted(self.state.versions)[-5:])) or "none"
-            raise RejectedError(f"there is no policy version {number} to be had; the newest are {known}.")
-
-    def _before(self, number: int) -> int:
-        """The newest older version that was promoted and not rolled back."""
-        promoted = (one for one in self.state.versions.values() if one.state == VersionState.promoted)
-        return max((one.number for one in promoted if one.number < number), default=0)
-
-    def needed(self) -> frozenset[int]:
-        """Versions that robots run, may go back to or may try."""
-        state = self.state
-        before = self._before(state.current)
-        return frozenset((state.current, state.canary, state.reference, before, *state.pins.values())) - {0}
-
-    def _forget(self) -> None:
-        versions, needed = self.state.versions, self.needed()
-        for number in sorted(versions)[: max(0, len(versions) - _REMEMBERED)]:
-            if number not in needed:
-                del versions[number]
+    def _withdraw(self, reason: str, now_ns: int) -> None:
+        self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
+        self._moves.advance(now_ns)
 
 
-def _rank(robot: str, version: int) -> bytes:
-    return hashlib.sha256(f"{version} {robot}".encode()).digest()
+def _copy(state: RolloutState) -> RolloutState:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=RolloutState)
