@@ -15,9 +15,10 @@ from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway.peers import KnownPeer
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.controller import RolloutController
+from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionRecord, VersionState
 from cloud_learner.rollout.retention import removable
-from cloud_learner.rollout.state import EpisodeResult, RolloutConfig, RolloutState, VersionState
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
@@ -27,13 +28,18 @@ from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
-_VERDICTS = {EpisodeOutcome.success: True, EpisodeOutcome.failure: False}
+_JUDGED: Mapping[str, bool | None] = {
+    EpisodeOutcome.success: True,
+    EpisodeOutcome.failure: False,
+    EpisodeOutcome.unjudged: None,
+}
 _OPEN_EPISODES = 1000
 _SHOWN = 50
 _POLICY = ACTORS.index(Actor.policy)
 
 
 class _OpenEpisode(msgspec.Struct):
+    began_ns: int = 0
     versions: set[int] = set()
     """that chose an action of it"""
     steps: int = 0
@@ -65,12 +71,13 @@ class RolloutService:
         """what each robot was told to run last"""
         self._acting: dict[str, int] = {}
         self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
-        versions, known = [row.version for row in ledger.versions()], max(self.controller.state.versions, default=0)
+        versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
         for version in versions:
             if version.number > known:
                 # committed by a gateway that was killed before it decided
                 self.controller.on_version(version.number, version.parent, clock.now_ns())
-        self._versions = {one.number: one for one in versions if one.number in self.controller.state.versions}
+        records = self._records()
+        self._versions = {one.number: one for one in versions if one.number in records}
         self.controller.pop_decisions()
         self._show()
 
@@ -78,14 +85,16 @@ class RolloutService:
         """What `peer` is to have, 0 when there is nothing. Who measures or thinks has the newest there is."""
         if role == Role.edge:
             return self.controller.version_for(peer)
-        state = self.controller.state
-        return max((state.current, state.canary, *self._candidates())) if role == Role.evaluator else state.current
+        controller = self.controller
+        if role != Role.evaluator:
+            return controller.current
+        return max((controller.current, controller.canary, *self._candidates()))
 
     def on_version(self, version: PolicyVersion) -> None:
         """It is here, and passed the gate."""
         self._versions[version.number] = version
         self.controller.on_version(version.number, version.parent, self._clock.now_ns())
-        kept = self.controller.state.versions
+        kept = self._records()
         self._versions = {number: one for number, one in self._versions.items() if number in kept}
         self._apply()
         for name, known in list(self._peers.items()):
@@ -107,7 +116,10 @@ class RolloutService:
         episode = segment.episode
         if episode.source != EpisodeSource.online:
             return
-        found = self._episodes.setdefault(episode.id, _OpenEpisode())
+        if (found := self._episodes.get(episode.id)) is None:
+            known = self._peers.get(episode.robot)
+            offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
+            found = self._episodes[episode.id] = _OpenEpisode(int(segment.times_ns[0]) + offset_ns)
         found.steps += segment.steps
         found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
         if len(self._episodes) > _OPEN_EPISODES:
@@ -115,20 +127,18 @@ class RolloutService:
         if not segment.last:
             return
         self._episodes.pop(episode.id, None)
-        success = _VERDICTS.get(EpisodeOutcome(segment.outcome)) if segment.outcome else None
-        if success is None or len(found.versions) != 1:
-            # Nobody could tell, or several versions have a part in it.
-            return
-        (version,) = found.versions
-        share = human_steps / max(1, found.steps)
-        result = EpisodeResult(episode.robot, version, episode.task, success, share, found.stopped)
-        self.controller.on_episode(result, self._clock.now_ns())
+        if segment.outcome not in _JUDGED:
+            return  # broken off or thrown away: it says nothing about the policy
+        success = _JUDGED[segment.outcome]
+        share = min(1.0, human_steps / max(1, found.steps))
+        about = episode.robot, found.versions, episode.task, success, share, found.stopped
+        self.controller.on_episode(*about, found.began_ns, self._clock.now_ns())
         self._apply()
 
     def poll(self) -> None:
         """See which robots there are."""
         robots = [name for name, known in self._peers.items() if known.role == Role.edge and not known.rejected]
-        self.controller.set_robots(robots)
+        self.controller.set_robots(robots, self._clock.now_ns())
         self._tell(robots)
 
     # --- people -----------------------------------------------------------------------------------------------------
@@ -161,43 +171,45 @@ class RolloutService:
                 return
             case VersionAction.promote:
                 self._require_number(action, number)
-                controller.promote(number, who, now_ns)
+                controller.promote(number, now_ns, who)
             case VersionAction.rollback:
-                controller.rollback(number, who, now_ns)
+                controller.rollback(now_ns, number, who)
+                # The next version would undo it within seconds.
+                controller.freeze(True, now_ns)
             case VersionAction.pin:
                 if robot and robot not in self._peers:
                     raise RejectedError(f"there is no robot '{robot}' here.")
-                controller.pin(robot, number)
+                controller.pin(robot, number, now_ns)
                 self._say(who, f"pinned to {number}" if number else "pinned no more", robot)
             case VersionAction.freeze | VersionAction.thaw:
                 controller.freeze(action == VersionAction.freeze, now_ns)
-                self._say(who, "versions are frozen" if controller.state.frozen else "versions are free")
+                self._say(who, "versions are frozen" if controller.frozen else "versions are free")
             case _:
                 raise RejectedError(f"versions can be {', '.join(VersionAction)}, not '{action[:40]}'.")
         self._apply()
 
     def statuses(self) -> tuple[VersionStatus, ...]:
         """The newest versions, and all that are needed, oldest first."""
-        state, needed = self.controller.state, self.controller.needed()
+        controller, records = self.controller, self._records()
         acting: dict[int, list[str]] = {}
         for robot, number in sorted(self._acting.items()):
             acting.setdefault(number, []).append(robot)
         pins: dict[int, list[str]] = {}
-        for robot, number in sorted(state.pins.items()):
+        for robot, number in sorted(controller.pins.items()):
             pins.setdefault(number, []).append(robot or "all")
-        shown = sorted({*sorted(state.versions)[-_SHOWN:], *needed} & set(self._versions))
+        shown = sorted({*sorted(records)[-_SHOWN:], *controller.needed} & self._versions.keys())
         return tuple(
             VersionStatus(
                 version=self._versions[number],
-                state=(record := state.versions[number]).state,
-                current=number == state.current,
-                reference=number == state.reference,
+                state=(record := records[number]).state,
+                current=number == controller.current,
+                reference=number == controller.reference,
                 robots=tuple(acting.get(number, ())),
                 pinned=tuple(pins.get(number, ())),
-                episodes=record.episodes,
-                successes=record.successes,
-                note=record.note,
-                frozen=state.frozen,
+                episodes=record.tally.judged,
+                successes=record.tally.succeeded,
+                note=record.reason,
+                frozen=controller.frozen,
             )
             for number in shown
         )
@@ -212,21 +224,24 @@ class RolloutService:
             raise RejectedError(f"{action} needs the number of a version; `vla-fleet versions list` has them.")
 
     def _candidates(self) -> list[int]:
-        versions = self.controller.state.versions.values()
-        return [record.number for record in versions if record.state == VersionState.candidate]
+        records = self.controller.versions()
+        return [one.number for one in records if one.state == VersionState.candidate and one.has_weights]
+
+    def _records(self) -> dict[int, VersionRecord]:
+        return {record.number: record for record in self.controller.versions()}
 
     def _apply(self) -> None:
         """Tell robots and people what has changed, and keep it."""
-        for kind, version, reason in self.controller.pop_decisions():
-            text = f"version {version} is {kind.replace('_', ' ')}: {reason}"
+        for decision in self.controller.pop_decisions():
+            text = f"version {decision.version}: {decision.kind.replace('_', ' ')}: {decision.reason}"
             log.info("%s", text)
-            if self.controller.config.canary or kind != VersionState.promoted:
+            if self.controller.config.canary or decision.kind not in (DecisionKind.promoted, DecisionKind.reference):
                 self._view.add_event("rollout", text)
                 run = partial(self._ledger.add_event, self._clock.now_ns(), "", "rollout", text)
                 self._notes.submit(Note(run, droppable=True))
         self.poll()
         self._show()
-        kept = msgspec.json.encode(self.controller.state).decode()
+        kept = msgspec.json.encode(self.controller.state()).decode()
         self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
 
     def _show(self) -> None:
@@ -234,7 +249,6 @@ class RolloutService:
 
     def _tell(self, robots: list[str]) -> None:
         thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and not known.rejected]
-        state = self.controller.state
         for name in robots:
             number = self.controller.version_for(name)
             if number and self._told.get(name) != number:
@@ -242,7 +256,7 @@ class RolloutService:
                 self.announce(name, number)
         for name in thinkers:
             # it thinks for robots of both
-            for number in sorted({state.current, state.canary} - {0}):
+            for number in sorted({self.controller.current, self.controller.canary} - {0}):
                 if self._told.get(f"{name} {number}") != number:
                     self._told[f"{name} {number}"] = number
                     self.announce(name, number)
@@ -260,13 +274,26 @@ class RolloutService:
 
     def _prune(self) -> None:
         """Delete the files of versions that nobody needs."""
-        controller = self.controller
-        needed, acting, keep = controller.needed(), set(self._acting.values()), controller.config.keep
-        self._tasks.submit(Task(partial(self._weights.prune, partial(_removable, needed, acting, keep))))
+        needed = self.controller.needed | set(self._acting.values())
+        promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
+        choose = partial(_removable, needed, promoted, self.controller.config.keep)
+
+        def gone(numbers: list[int]) -> None:
+            if numbers:
+                self.controller.on_weights_gone(numbers, self._clock.now_ns())
+                self._apply()
+
+        self._tasks.submit(Task(partial(self._weights.prune, choose), gone, _not_pruned))
 
 
-def _removable(needed: frozenset[int], acting: set[int], keep: int, parents: Mapping[int, int]) -> list[int]:
-    return removable(parents, needed, acting, keep)
+def _removable(needed: set[int], promoted: list[int], keep: int, parents: Mapping[int, int]) -> list[int]:
+    return removable(parents.keys(), parents, needed, promoted, keep)
+
+
+def _not_pruned(error: Exception) -> None:
+    if not isinstance(error, StorageError):
+        raise error
+    log.warning("old versions stay: %s", error)
 
 
 def _decoded(kept: str) -> RolloutState:

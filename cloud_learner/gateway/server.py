@@ -36,7 +36,7 @@ from cloud_learner.gateway.storage.storage_thread import StorageThread
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.gateway.version_service import VersionService
 from cloud_learner.operator.view import FleetView
-from cloud_learner.rollout.state import RolloutConfig
+from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock, clock_name
 from wire.codec import Undecoded, decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError

@@ -13,7 +13,7 @@ from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
-from cloud_learner.rollout.state import RolloutConfig
+from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.identity.refusals import RefusalReason

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
-from cloud_learner.rollout.state import RolloutConfig
+from cloud_learner.rollout.config import RolloutConfig
 from fleet.config import recipes
 from fleet.config.overrides import Overrides, read_retention, read_staleness, unset
 from hal.stop_devices.config import COMMANDS, StopDevicesConfig
@@ -64,8 +64,8 @@ Canary = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the robots that try a new version first, up to 0.5; it is promoted or rolled back by how they "
-        "do. 0: all robots at once.",
+        help="Share of the robots that try a new version first; it is promoted or rolled back by how they do. 0: all "
+        "robots at once.",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]

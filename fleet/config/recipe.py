@@ -10,7 +10,7 @@ from typing import Any
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
-from cloud_learner.rollout.state import RolloutConfig
+from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
