@@ -3,6 +3,15 @@
 import { count, element, percent, setText } from "./dom.js";
 
 const ALL = "all"; // among pins: the fleet
+const QUESTIONS = {
+  // what stands on the button, what it does
+  promote: [(n) => `Promote ${n}`, (n) => `All robots that are not pinned run version ${n} from now on.`],
+  rollback: [
+    (n) => `Roll back to ${n}`,
+    (n) => `All robots that are not pinned go back to version ${n}. What is newer is rolled back, and versions are frozen.`,
+  ],
+  pin: [(n) => `Pin all to ${n}`, (n) => `All robots without a pin of their own run version ${n}, whatever comes.`],
+};
 
 function robotsText(names) {
   return names.length > 3 ? `${names.length} robots` : names.join(", ");
@@ -18,7 +27,7 @@ class VersionRow {
   /** `change(change, more)` takes a wish to the gateway; `opened(row)` is called when this row opens. */
   constructor(number, change, opened) {
     this.number = number;
-    this.wanted = null; // what is asked about: promote or rollback
+    this.wanted = null; // what is asked about: promote, rollback, or pin (of all robots)
     this.tags = element("span", { class: "tags" });
     this.state = element("span", { class: "phase" });
     this.record = element("span", { class: "muted" });
@@ -26,14 +35,19 @@ class VersionRow {
     this.note = element("span", { class: "muted note" });
     this.head = button("", "version-head", () => {
       this.open(this.actions.hidden);
-      if (!this.actions.hidden) opened(this);
+      if (this.actions.hidden) return;
+      opened(this);
+      this.node.scrollIntoView({ block: "nearest" });
     });
     this.head.setAttribute("aria-expanded", "false");
     this.head.append(element("b", {}, String(number)), this.tags, this.state);
     this.promote = button("Promote", "", () => this.ask("promote"));
-    this.rollback = button("Roll back to it", "", () => this.ask("rollback"));
+    this.rollback = button("Roll back", "", () => this.ask("rollback"));
     this.robot = element("select", { "aria-label": `Robot to pin to version ${number}` });
-    this.pin = button("Pin", "", () => change("pin", { number, robot: this.robot.value }));
+    this.pin = button("Pin", "", () => {
+      if (this.robot.value) change("pin", { number, robot: this.robot.value });
+      else this.ask("pin");
+    });
     this.unpins = element("div", { class: "unpins" });
     this.question = element("p", { class: "question" });
     this.yes = button("", "primary", () => {
@@ -65,11 +79,9 @@ class VersionRow {
     this.confirm.hidden = !wanted;
     this.choice.hidden = Boolean(wanted);
     if (!wanted) return;
-    const promotes = wanted === "promote";
-    setText(this.yes, promotes ? `Promote ${this.number}` : `Roll back to ${this.number}`);
-    setText(this.question, promotes
-      ? `All robots that are not pinned run version ${this.number} from now on.`
-      : `All robots that are not pinned go back to version ${this.number}. What is newer is rolled back, and versions are frozen.`);
+    const [yes, question] = QUESTIONS[wanted];
+    setText(this.yes, yes(this.number));
+    setText(this.question, question(this.number));
     this.no.focus({ preventScroll: true });
   }
 
@@ -92,7 +104,7 @@ class VersionRow {
     this.note.hidden = !note;
     this.promote.hidden = version.current;
     this.rollback.hidden = this.number > current; // forward is no way back
-    if (this.wanted === "promote" ? this.promote.hidden : this.wanted && this.rollback.hidden) this.ask(null);
+    if (this.wanted && this[this.wanted].hidden) this.ask(null);
     this.drawRobots(robots);
     this.drawPins(pinned);
   }
