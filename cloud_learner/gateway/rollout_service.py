@@ -136,7 +136,15 @@ class RolloutService:
         self._apply()
 
     def poll(self) -> None:
-        """See which robots there are."""
+        """Do what people at the page want, and see which robots there are."""
+        for change in self._view.pop_version_changes():
+            try:
+                self.change(*change)
+            except RejectedError as error:
+                self._view.reject_version_change(change, str(error))
+        self._tell_robots()
+
+    def _tell_robots(self) -> None:
         robots = [name for name, known in self._peers.items() if known.role == Role.edge and not known.rejected]
         self.controller.set_robots(robots, self._clock.now_ns())
         self._tell(robots)
@@ -177,7 +185,7 @@ class RolloutService:
                 # The next version would undo it within seconds.
                 controller.freeze(True, now_ns)
             case VersionAction.pin:
-                if robot and robot not in self._peers:
+                if number and robot and robot not in self._peers:
                     raise RejectedError(f"there is no robot '{robot}' here.")
                 controller.pin(robot, number, now_ns)
                 self._say(who, f"pinned to {number}" if number else "pinned no more", robot)
@@ -239,7 +247,7 @@ class RolloutService:
                 self._view.add_event("rollout", text)
                 run = partial(self._ledger.add_event, self._clock.now_ns(), "", "rollout", text)
                 self._notes.submit(Note(run, droppable=True))
-        self.poll()
+        self._tell_robots()
         self._show()
         kept = msgspec.json.encode(self.controller.state()).decode()
         self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
