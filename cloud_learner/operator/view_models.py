@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cloud_learner.rollout.state import VersionState
+from cloud_learner.rollout.records import VersionState
 from hal.resource.health import RobotHealth
 from wire.messages.fleet import JobKind, JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus, TrainerStatus
