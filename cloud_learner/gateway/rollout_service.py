@@ -291,7 +291,9 @@ class RolloutService:
                 self.controller.on_weights_gone(numbers, self._clock.now_ns())
                 self._apply()
 
-        self._tasks.submit(Task(partial(self._weights.prune, choose), gone, _not_pruned))
+        self._tasks.submit(
+            Task(partial(self._weights.prune, choose, self.controller.config.room_bytes), gone, _not_pruned)
+        )
 
 
 def _removable(needed: set[int], promoted: list[int], keep: int, parents: Mapping[int, int]) -> list[int]:

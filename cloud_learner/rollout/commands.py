@@ -37,10 +37,6 @@ def check_promote(state: RolloutState, number: int) -> None:
         raise RejectedError(
             f"version {number}: it was promoted before version {state.current}. Roll back to it instead."
         )
-    if record.state is VersionState.rolled_back:
-        raise RejectedError(
-            f"version {number}: it was rolled back ({record.reason}). Pin it to a robot to try it again."
-        )
 
 
 def rollback_target(state: RolloutState, to: int) -> int:

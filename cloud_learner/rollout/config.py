@@ -27,6 +27,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """of a canary; then it is decided by what there is"""
     keep: int = 20
     """newest versions whose files are kept, beside those in use"""
+    room_bytes: float = 4e9
+    """and all others as well while they take less than that together: small ones may be measured or gone back to"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.canary <= 1:
@@ -42,5 +44,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.max_episodes < 10:
             raise ConfigError(f"rollout: max_episodes is {self.max_episodes}; fewer than 10 episodes decide nothing.")
+        if not self.room_bytes >= 0:
+            raise ConfigError(f"rollout: room_bytes is {self.room_bytes}; it is a size, 0 or more.")
         if self.keep < 1:
             raise ConfigError(f"rollout: keep is {self.keep}; at least the newest version is kept.")

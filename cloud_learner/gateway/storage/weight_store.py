@@ -247,14 +247,19 @@ class WeightStore:
         with storage_errors("weights file", path):
             return VersionFiles(path.exists(), delta.stat().st_size if delta.exists() else 0)
 
-    def prune(self, removable: Callable[[Mapping[int, int]], list[int]]) -> list[int]:
-        """Delete files of the versions that `removable` names, of those by number with their parents that are here;
-        which. Raises `StorageError`."""
+    def prune(self, removable: Callable[[Mapping[int, int]], list[int]], room_bytes: float = 0.0) -> list[int]:
+        """While all that is here takes more than `room_bytes`, delete files of the versions that `removable` names, of
+        those by number with their parents that are here; which. Raises `StorageError`."""
         numbers = (path.name.partition("-")[0] for path in self._root.glob("*.safetensors"))
         here = sorted({int(number) for number in numbers if number.isdecimal()})
         rows = {number: row for number in here if (row := self._row(number)) is not None}
-        gone = removable({number: row.version.parent for number, row in rows.items()})
-        for number in gone:
+        gone: list[int] = []
+        taken = sum(row.version.size_bytes for row in rows.values())
+        for number in removable({number: row.version.parent for number, row in rows.items()}):
+            if taken <= room_bytes:
+                break
+            gone.append(number)
+            taken -= rows[number].version.size_bytes
             path = self._root / rows[number].path
             with storage_errors("weights file", path):
                 # the last one first: without its weights a version is not offered

@@ -44,7 +44,7 @@ def test_a_page_rolls_back_pins_and_promotes(hall: Hall) -> None:
     assert announced() == [1]
     versions = shown(hall)
     assert (versions[1]["current"], versions[2]["state"]) == (True, "rolled_back")
-    assert versions[2]["note"] == "web-1 went back to 1"
+    assert versions[2]["note"] == "rolled back by web-1."
     assert versions[1]["frozen"]
 
     assert wish(hall, "pin", 2, "robot-0") == []
@@ -66,9 +66,9 @@ def test_a_page_rolls_back_pins_and_promotes(hall: Hall) -> None:
     [
         ("promote", 9, "", "there is no policy version 9; the newest is 1"),
         ("promote", 0, "", "promote needs the number of a version"),
-        ("rollback", 0, "", "has nothing before it"),
+        ("rollback", 0, "", "there is no earlier promoted version"),
         ("pin", 1, "robot-9", "there is no robot 'robot-9'"),
-        ("pin", 0, "robot-9", "'robot-9' is pinned to no version"),
+        ("pin", 0, "robot-9", "robot 'robot-9': no version is pinned to it"),
     ],
 )
 def test_what_cannot_be_done_is_told_to_that_operator(
@@ -83,6 +83,6 @@ def test_what_cannot_be_done_is_told_to_that_operator(
 
 def test_a_pin_is_taken_from_a_robot_that_is_gone(hall: Hall) -> None:
     hall.publish(hall.trainer(), 1)
-    hall.gateway._rollout.controller.pin("robot-7", 1)
+    hall.gateway._rollout.controller.pin("robot-7", 1, hall.clock.now_ns())
     assert wish(hall, "pin", 0, "robot-7") == []
     assert shown(hall)[1]["pinned"] == []
