@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.common.table import Goal, Result, require_simulation, run
-from benchmarks.weights.network import WeightsNetwork, random_weights, spawn_training, wait_for
+from benchmarks.common.weights_file import random_weights
+from benchmarks.weights.network import WeightsNetwork, spawn_training, wait_for
 from benchmarks.weights.sizes import load, sizes
 from benchmarks.weights.training import TrainingRun, held_out
 from wire.transport.faults import FaultWindow
@@ -147,7 +148,7 @@ def _broadcast(place: Path, size: int) -> dict[str, Any]:
     names = [f"robot-{number:02d}" for number in range(2 * _ROBOTS)]
     with WeightsNetwork(root, names) as network:
         uplink = f"tcp://127.0.0.1:{network.proxy(_UPLINK).port}"
-        number, _ = network.publish(random_weights(size, 0), delta=False)
+        number, _ = network.publish(np.frombuffer(random_weights(size, 0), np.uint8), delta=False)
         alone = network.robots(names[:_ROBOTS], uplink)
         alone_s = wait_for(alone, number, 600)
         for robot in alone:

@@ -167,14 +167,6 @@ def wait_for(robots: Sequence[RobotFetcher], number: int, seconds: float) -> flo
     return max(robot.ready_s for robot in robots) - began_s
 
 
-def random_weights(size: int, seed: int) -> np.ndarray:
-    """uint8[about size] of a weights file in which nothing can be compressed."""
-    import safetensors.numpy
-
-    data = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-    return np.frombuffer(bytearray(safetensors.numpy.save({"bytes": data})), np.uint8)
-
-
 def spawn_training(argument: str) -> str:
     """The last line that a run of `benchmarks.weights.training` printed."""
     words = [sys.executable, "-m", "benchmarks.weights.training", argument]
