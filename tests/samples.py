@@ -41,7 +41,7 @@ def episode(name: str = "robot-0", number: int = 0, source: str = "online") -> E
     return Episode(f"{name}-boot-{number:06d}", name, spec().hash, "reach", 500_000 + number, source, 1_000)
 
 
-def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None) -> Step:
+def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None, version: int = 3) -> Step:
     return Step(
         tick=tick,
         time_ns=1_000_000 * tick + 10,
@@ -52,7 +52,7 @@ def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None) ->
         frames={} if frame_ns is None else {"front": frame_ns},
         chunk_tick=tick,
         delay_ticks=1,
-        version=3,
+        version=version,
         reward=0.0,
     )
 

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,14 +37,29 @@ _JUDGED: Mapping[str, bool | None] = {
 _OPEN_EPISODES = 1000
 _SHOWN = 50
 _POLICY = ACTORS.index(Actor.policy)
+_AWAY_NS = 600_000_000_000
+"""a robot that says nothing for so long tries nothing; nor does one that is not back so long after a restart"""
+_AGAIN_NS, _LONGEST_AGAIN_NS = 10_000_000_000, 320_000_000_000
+"""until a robot that runs something else is told again; each time twice as long"""
 
 
 class _OpenEpisode(msgspec.Struct):
     began_ns: int = 0
     versions: set[int] = set()
     """that chose an action of it"""
+    segments: int = 0
+    whole: bool = True
     steps: int = 0
     stopped: bool = False
+
+
+class _Mismatch(NamedTuple):
+    """A robot runs another version than it was told to."""
+
+    wanted: int
+    next_ns: int
+    """when it is told again"""
+    wait_ns: int
 
 
 class RolloutService:
@@ -51,6 +67,8 @@ class RolloutService:
 
     announce: Callable[[str, int | None], None]
     """tell a peer of a version; set before the first call"""
+    pinned_version: Callable[[str], int]
+    """the version that a robot is to keep for its job, 0: none; as well"""
 
     def __init__(
         self,
@@ -69,15 +87,25 @@ class RolloutService:
         self._episodes: OrderedDict[str, _OpenEpisode] = OrderedDict()
         self._told: dict[str, int] = {}
         """what each robot was told to run last"""
+        self._told_thinkers: dict[str, set[int]] = {}
+        self._mismatches: dict[str, _Mismatch] = {}
         self._acting: dict[str, int] = {}
         self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
         versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
-        for version in versions:
+        # Nothing is kept: robots run the newest.
+        for version in versions if known else reversed(versions):
             if version.number > known:
                 # committed by a gateway that was killed before it decided
                 self.controller.on_version(version.number, version.parent, clock.now_ns())
         records = self._records()
         self._versions = {one.number: one for one in versions if one.number in records}
+        self._find_deleted()
+        self._robots = self._expected = tuple(self.controller.state().robots)
+        """robots that there were before a restart: they act by what they were told"""
+        self._expected_until_ns = clock.now_ns() + _AWAY_NS
+        self._stays: frozenset[int] = frozenset()
+        """versions whose files may not go"""
+        self._promoted: list[int] = []
         self.controller.pop_decisions()
         self._show()
 
@@ -107,27 +135,44 @@ class RolloutService:
         self._acting[robot] = number
 
     def on_status(self, status: EdgeStatus) -> None:
-        """Whether somebody stopped a robot in mid-episode."""
-        if status.stop.stops and status.episode in self._episodes:
-            self._episodes[status.episode].stopped = True
+        """Whether somebody stopped a robot in mid-episode, and whether it runs what it was told to."""
+        if status.stop.stops and status.episode:
+            # perhaps before the first segment of it
+            self._open(status.episode).stopped = True
+        robot, now_ns = status.robot, self._clock.now_ns()
+        self._acting[robot] = status.version
+        wanted = self.pinned_version(robot) or self._told.get(robot, status.version)
+        if status.version == wanted:
+            self._mismatches.pop(robot, None)
+            return
+        found = self._mismatches.get(robot)
+        if found is None or found.wanted != wanted:
+            self._mismatches[robot] = _Mismatch(wanted, now_ns + _AGAIN_NS, _AGAIN_NS)
+        elif now_ns >= found.next_ns:
+            wait_ns = min(2 * found.wait_ns, _LONGEST_AGAIN_NS)
+            self._mismatches[robot] = _Mismatch(wanted, now_ns + wait_ns, wait_ns)
+            self.announce(robot, None)
 
     def on_segment(self, segment: Segment, human_steps: int) -> None:
         """A segment was stored, for the first time; `human_steps` of its episode, with the last one."""
         episode = segment.episode
         if episode.source != EpisodeSource.online:
             return
-        if (found := self._episodes.get(episode.id)) is None:
+        found = self._open(episode.id)
+        if not found.segments:
             known = self._peers.get(episode.robot)
             offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
-            found = self._episodes[episode.id] = _OpenEpisode(int(segment.times_ns[0]) + offset_ns)
+            found.began_ns = int(segment.times_ns[0]) + offset_ns
+        if segment.index != found.segments:
+            # a part of it came before this gateway was started: nobody knows who acted in it
+            found.whole = False
+        found.segments = segment.index + 1
         found.steps += segment.steps
         found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
-        if len(self._episodes) > _OPEN_EPISODES:
-            self._episodes.popitem(last=False)
         if not segment.last:
             return
-        self._episodes.pop(episode.id, None)
-        if segment.outcome not in _JUDGED:
+        del self._episodes[episode.id]
+        if segment.outcome not in _JUDGED or not found.whole:
             return  # broken off or thrown away: it says nothing about the policy
         success = _JUDGED[segment.outcome]
         share = min(1.0, human_steps / max(1, found.steps))
@@ -145,9 +190,19 @@ class RolloutService:
         self._tell_robots()
 
     def _tell_robots(self) -> None:
-        robots = [name for name, known in self._peers.items() if known.role == Role.edge and not known.rejected]
-        self.controller.set_robots(robots, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        robots = [
+            name
+            for name, known in self._peers.items()
+            if known.role == Role.edge and not known.rejected and now_ns - known.last_message_ns < _AWAY_NS
+        ]
+        expected = self._expected if now_ns < self._expected_until_ns else ()
+        taking_part = tuple(sorted({*robots, *expected}))
+        self.controller.set_robots(taking_part, now_ns)
         self._tell(robots)
+        if taking_part != self._robots:
+            self._robots = taking_part
+            self._keep()
 
     # --- people -----------------------------------------------------------------------------------------------------
 
@@ -249,6 +304,11 @@ class RolloutService:
                 self._notes.submit(Note(run, droppable=True))
         self._tell_robots()
         self._show()
+        self._keep()
+
+    def _keep(self) -> None:
+        self._promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
+        self._stays = frozenset(self.controller.needed | {self.pinned_version(robot) for robot in self._peers})
         kept = msgspec.json.encode(self.controller.state()).decode()
         self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
 
@@ -262,18 +322,23 @@ class RolloutService:
             if number and self._told.get(name) != number:
                 self._told[name] = number
                 self.announce(name, number)
+        wanted = {self.controller.current, self.controller.canary, self.controller.reference} - {0}
         for name in thinkers:
-            # it thinks for robots of both
-            for number in sorted({self.controller.current, self.controller.canary} - {0}):
-                if self._told.get(f"{name} {number}") != number:
-                    self._told[f"{name} {number}"] = number
-                    self.announce(name, number)
-        if len(self._told) > _OPEN_EPISODES:
-            self._told = {name: self._told[name] for name in robots}
+            # it thinks for robots of all
+            for number in sorted(wanted - self._told_thinkers.get(name, set())):
+                self.announce(name, number)
+            self._told_thinkers[name] = wanted
 
     def forget(self, peer: str) -> None:
         """It said hello, and is told again."""
-        self._told = {name: number for name, number in self._told.items() if name.partition(" ")[0] != peer}
+        self._told.pop(peer, None)
+        self._told_thinkers.pop(peer, None)
+
+    def _open(self, episode: str) -> _OpenEpisode:
+        found = self._episodes.setdefault(episode, _OpenEpisode())
+        if len(self._episodes) > _OPEN_EPISODES:
+            self._episodes.popitem(last=False)
+        return found
 
     def _with_sizes(self, statuses: tuple[VersionStatus, ...]) -> tuple[VersionStatus, ...]:
         return tuple(
@@ -282,22 +347,29 @@ class RolloutService:
 
     def _prune(self) -> None:
         """Delete the files of versions that nobody needs."""
-        needed = self.controller.needed | set(self._acting.values())
-        promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
-        choose = partial(_removable, needed, promoted, self.controller.config.keep)
 
-        def gone(numbers: list[int]) -> None:
-            if numbers:
-                self.controller.on_weights_gone(numbers, self._clock.now_ns())
+        def pruned(gone: list[int]) -> None:
+            if gone and self._weights.exchange is None:
+                self.controller.on_weights_gone(gone, self._clock.now_ns())
                 self._apply()
 
-        self._tasks.submit(
-            Task(partial(self._weights.prune, choose, self.controller.config.room_bytes), gone, _not_pruned)
-        )
+        room_bytes = self.controller.config.room_bytes
+        self._tasks.submit(Task(partial(self._weights.prune, self._removable, room_bytes), pruned, _not_pruned))
 
+    def _removable(self, parents: Mapping[int, int]) -> list[int]:
+        """Called by the thread that deletes them: what a person has just gone back to stays."""
+        needed = self._stays | set(self._acting.copy().values())
+        return removable(parents.keys(), parents, needed, self._promoted, self.controller.config.keep)
 
-def _removable(needed: set[int], promoted: list[int], keep: int, parents: Mapping[int, int]) -> list[int]:
-    return removable(parents.keys(), parents, needed, promoted, keep)
+    def _find_deleted(self) -> None:
+        """See which files there are: one that was deleted may have been restored."""
+        if self._weights.exchange is not None:
+            return  # they are fetched when they are needed
+        for version in self._versions.values():
+            if self._weights.sizes(version.number).here:
+                self.controller.on_version(version.number, version.parent, self._clock.now_ns())
+        gone = [number for number in self._versions if not self._weights.sizes(number).here]
+        self.controller.on_weights_gone(gone, self._clock.now_ns())
 
 
 def _not_pruned(error: Exception) -> None:

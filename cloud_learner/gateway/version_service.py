@@ -74,6 +74,7 @@ class VersionService:
         self.signing_key = weights.signing_key
         self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
         self.rollout.announce = self.announce
+        self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
 
     # --- in -----------------------------------------------------------------------------------------------------
 

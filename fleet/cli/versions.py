@@ -33,7 +33,12 @@ class VersionOptions(ConsoleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackOptions(ConsoleOptions):
-    number: Annotated[int, typer.Argument(min=0, help="Where to; 0: to the version before the one that runs.")] = 0
+    number: Annotated[
+        int,
+        typer.Argument(
+            min=0, help="Where to; 0: undo the newest step, the canary if there is one, else the newest promotion."
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

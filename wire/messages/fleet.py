@@ -128,7 +128,7 @@ class VersionAction(StrEnum):
     promote = "promote"
     """all robots run it"""
     rollback = "rollback"
-    """go back to it, 0: to the one before; nothing newer acts by itself until `thaw`"""
+    """go back to it, 0: undo the newest step; nothing newer acts by itself until `thaw`"""
     pin = "pin"
     """a robot, or all, run it whatever comes; 0: no more"""
     freeze = "freeze"

@@ -329,8 +329,10 @@ class WeightStore:
         return manifest
 
     def _require_parents_tensors(self, version: PolicyVersion, manifest: bytes) -> None:
-        """Raises `RejectedError` for other tensors than its parent's."""
+        """Raises `RejectedError` for other tensors than its parent's, or the newest one's if that is not here."""
         parent = self.offer(version.parent) if version.parent else None
+        if parent is None or not parent.manifest:
+            parent = self.newest()
         if parent is None or not parent.manifest:
             return
         mine, parents = (msgspec.msgpack.decode(one, type=Manifest) for one in (manifest, parent.manifest))
