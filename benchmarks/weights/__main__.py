@@ -54,7 +54,7 @@ def runs(place: Path, quick: bool) -> list[TrainingRun]:
             "first_steps": 30,
         }
         vla = {"name": "lerobot SmolVLA, 450 M trained", "size": "smolvla-450m", "versions": 4, "steps": 3, "batch": 2}
-        found += [replace(base, **act, first_steps=30), replace(base, **vla, first_steps=6, config=_PRETRAINED)]
+        found += [replace(base, **act), replace(base, **vla, first_steps=6, config=_PRETRAINED)]
     placed = []
     for number, one in enumerate(found):
         directory = place / str(number)
