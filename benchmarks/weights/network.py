@@ -48,6 +48,7 @@ class RobotFetcher:
         """number of the version that is here"""
         self.ready_s = 0.0
         """since when"""
+        self._closed = False
 
     @property
     def channels(self) -> list[ZmqClient]:
@@ -69,9 +70,12 @@ class RobotFetcher:
         self._session.poll()
 
     def close(self) -> None:
-        self.client.tasks.close(5.0)
-        for channel in self.channels:
-            channel.close()
+        """Once or more often."""
+        if not self._closed:
+            self._closed = True
+            self.client.tasks.close(5.0)
+            for channel in self.channels:
+                channel.close()
 
 
 class RelayServer(ChildProcess):
