@@ -144,7 +144,9 @@ class VersionService:
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        number = pinned or number or self.rollout.version_for(peer, self._peers[peer].role)
+        # a robot may have a job before it is back
+        role = known.role if (known := self._peers.get(peer)) is not None else Role.edge
+        number = pinned or number or self.rollout.version_for(peer, role)
         if self._newest is not None and self._newest.version.number == number:
             self._send(peer, self._newest)
         if not number or (self._newest is not None and self._newest.version.number == number):
