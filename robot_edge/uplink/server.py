@@ -243,7 +243,7 @@ class Uplink:
             case EdgeEvent():
                 self._keep_event(message)
             case Hello():
-                self.weights.spec_hash = message.spec.hash if message.spec is not None else ""
+                self.weights.check.spec_hash = message.spec.hash if message.spec is not None else ""
                 self.link.introduce(msgspec.structs.replace(message, name=self.name, clock=clock_name()))
                 self._control_done = False
                 if self._control_pid not in (0, message.pid):
@@ -364,7 +364,7 @@ class Uplink:
                     self.sender.on_connected()
                 if isinstance(message, HelloAck):
                     self.sender.on_credit(message.credit_bytes)
-                    self.weights.signing_key = message.signing_key
+                    self.weights.set_signing_key(message.signing_key)
                     self._watch(message.watched)
                     self._preview_s = message.preview_s
                     if self._stops is not None:

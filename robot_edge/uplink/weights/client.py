@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_edge.uplink.weights.file import REBUILT, Appended, Found, WeightFile, file_name
+from robot_edge.uplink.weights.offer_check import OfferCheck
 from robot_edge.uplink.weights.plan import FetchPlan, Offer, is_held, same
 from robot_edge.uplink.weights.window import MOST_PART, MOST_UNDER_WAY, Asked, RequestWindow
 from wire.clock import Clock
@@ -19,7 +20,7 @@ from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights, VersionAvai
 from wire.task_thread import Task, TaskQueue
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
-from wire.weights.manifest import DeltaForm, read_manifest
+from wire.weights.manifest import DeltaForm
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,7 @@ class WeightClient:
         """`directory` keeps the `keep` versions that came last. `relay`: passes on what the gateway has; it is asked
         first, and nothing of it is believed."""
         self.tasks = TaskQueue("weights")
-        self.signing_key, self.spec_hash = b"", ""
-        """what manifests are signed by and versions must be for; nothing is checked while they are not known"""
+        self.check = OfferCheck()
         self._directory = directory
         self._channel, self._relay = channel, relay
         self._relay_rests_ns = 0
@@ -86,6 +86,12 @@ class WeightClient:
             directory.mkdir(parents=True, exist_ok=True)
             for stale in directory.glob(f"*{REBUILT}"):
                 stale.unlink()
+
+    def set_signing_key(self, key: bytes) -> None:
+        """The gateway said by what it signs, b"": by nothing."""
+        self.check.key = key
+        if key and (waiting := self.check.pop_waiting()) is not None:
+            self._on_offer(waiting)
 
     def handle_message(self, message: VersionAvailable | Deltas | WeightBytes) -> None:
         """Take in what the gateway says."""
@@ -179,21 +185,14 @@ class WeightClient:
     # --- what is said of versions ---------------------------------------------------------------------------------
 
     def _on_offer(self, message: VersionAvailable) -> None:
-        """Only what comes from the gateway itself is heard here. A version whose file is on its way to it has no
-        manifest yet, and is fetched from it alone."""
-        chunks = b""
-        if self.signing_key and message.manifest:
-            try:
-                manifest = read_manifest(message.manifest, message.signature, self.signing_key)
-                if manifest.version != message.version:
-                    raise WeightsError(f"version {message.version.number}: a manifest of another version.")
-                manifest.require_runnable(self.spec_hash)
-            except WeightsError as error:
-                self.refused["manifest"] += 1
-                self._refuse(str(error))
-                return
-            chunks = manifest.chunks
-        self.fetch(message.version, message.delta, chunks)
+        try:
+            chunks = self.check.chunks_of(message)
+        except WeightsError as error:
+            self.refused["manifest"] += 1
+            self._refuse(str(error))
+            return
+        if chunks is not None:
+            self.fetch(message.version, message.delta, chunks)
 
     def _on_deltas(self, message: Deltas) -> None:
         offer = self._wanted

@@ -43,7 +43,7 @@ class WeightSubscriber:
         self._gateway = gateway
         self._wants, self._remind = wants, remind
         self._client = WeightClient(weights, gateway, clock)
-        self._client.spec_hash = hello.spec.hash if hello.spec is not None else ""
+        self._client.check.spec_hash = hello.spec.hash if hello.spec is not None else ""
 
     @property
     def ready(self) -> tuple[PolicyVersion, Path] | None:
@@ -62,7 +62,7 @@ class WeightSubscriber:
                     self.stopping = True
                 case _:
                     if isinstance(message, HelloAck):
-                        self._client.signing_key = message.signing_key
+                        self._client.set_signing_key(message.signing_key)
                     if not self.session.handle_message(message):
                         log.warning("%s does not understand %s.", self._name, type(message).__name__)
         self._client.poll()
