@@ -26,7 +26,7 @@ from wire.untrusted import MAX_PICTURE_PIXELS, picture_size
 
 log = logging.getLogger(__name__)
 
-_VERSIONS = 3
+_VERSIONS = 2
 _AT_ONCE = 500
 """messages of robots that are looked at before it thinks"""
 _MOST_NAMED = 4
