@@ -181,6 +181,7 @@ def made_index(size: SamplingSize) -> SegmentColumns:
         frames=np.zeros(count, np.int32),
         reward_sum=np.zeros(count),
         last=last,
+        newest_version=np.ones(count, np.int32),
         outcome=np.where(last, 0, -1).astype(np.int8),
         run_offsets=np.arange(count + 1),
         runs=runs,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from policies.interface.policy import NormalizationData
@@ -39,7 +41,7 @@ def episode(name: str = "robot-0", number: int = 0, source: str = "online") -> E
     return Episode(f"{name}-boot-{number:06d}", name, spec().hash, "reach", 500_000 + number, source, 1_000)
 
 
-def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None) -> Step:
+def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None, version: int = 3) -> Step:
     return Step(
         tick=tick,
         time_ns=1_000_000 * tick + 10,
@@ -50,7 +52,7 @@ def step(tick: int, actor: Actor = Actor.policy, frame_ns: int | None = None) ->
         frames={} if frame_ns is None else {"front": frame_ns},
         chunk_tick=tick,
         delay_ticks=1,
-        version=3,
+        version=version,
         reward=0.0,
     )
 
@@ -102,3 +104,15 @@ def segment(index: int = 0, steps: int = 4, last: bool = True, of: Episode | Non
 def states_only(states: np.ndarray) -> NormalizationData:
     """Examples without a chunk."""
     return NormalizationData(np.asarray(states, np.float32), np.zeros((0, 1, 1), np.float32))
+
+
+def weights(seed: int = 0, size: int = 1000) -> bytes:
+    """A weights file of `size` bytes, at least 300, with one tensor."""
+    count = (size - 200) // 4
+    tensors = {"w": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
+    head = json.dumps(tensors).encode().ljust(size - 8 - 4 * count)
+    return (
+        len(head).to_bytes(8, "little")
+        + head
+        + np.random.default_rng(seed).standard_normal(count, np.float32).tobytes()
+    )

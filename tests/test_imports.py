@@ -31,6 +31,7 @@ DOORS = {
     "robot_edge.chunking.strategies": ("robot_edge.chunking",),
     "robot_edge.ros2": ("fleet.ros2",),
     "cloud_learner.dispatch": ("cloud_learner.gateway",),
+    "cloud_learner.rollout": ("cloud_learner.gateway", "cloud_learner.operator", "fleet", "benchmarks.rollout"),
     "policies.flow.networks": ("policies.flow", "policies.tokens"),
 }
 """package: the only ones that may come in"""
@@ -232,6 +233,17 @@ def test_the_rooms_of_the_buffer_stand_on_each_other() -> None:
             there = name.removeprefix("cloud_learner.buffer.").partition(".")[0]
             if here in floors and there in floors and floors.index(there) > floors.index(here):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_the_rollout_is_logic_alone() -> None:
+    allowed = ("cloud_learner.rollout.", "wire.errors.")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files("cloud_learner/rollout")
+        for name in imports(path)
+        if not name.startswith(allowed)
+    ]
     assert wrong == []
 
 

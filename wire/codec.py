@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
-from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local
+from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local, versions
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _DTYPES = {"|u1", "|b1", "<i2", "<i4", "<i8", "<f4", "<f8"}
 _NAMES = {np.dtype(name): name for name in _DTYPES}
@@ -61,7 +61,7 @@ def _decode_array(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_MODULES = {module.__name__ for module in (fleet, gateway, joining, local)}
+_MODULES = {module.__name__ for module in (fleet, gateway, joining, local, versions)}
 if TYPE_CHECKING:
     AnyMessage = Message
 else:

@@ -89,11 +89,15 @@ def trainer_metrics(status: TrainerStatus) -> Iterator[Metric]:
     phase.add_metric((status.phase[:_LONGEST_REASON],), 1.0)
     yield phase
     yield CounterMetricFamily(f"{PREFIX}trainer_gradient_steps", "Gradient steps.", status.gradient_steps)
+    text = "Versions that the trainer did not let out."
+    yield CounterMetricFamily(f"{PREFIX}trainer_refused_versions", text, status.refused)
     for key, text, value in (
         ("loss", "Mean loss of the last 50 gradient steps.", status.loss),
         ("steps_per_second", "Gradient steps a second while it trains, over the last 50.", status.steps_per_s),
         ("eligible_steps", "Recorded steps that may be drawn.", status.imitated_steps),
         ("cached_segments", "Segments in memory.", status.cached_segments),
+        ("rollout_steps", "Recorded steps that the policy did by itself.", status.rollout_steps),
+        ("stale_steps", "Of those: arrived with a lag above --max-lag; 0 without one.", status.stale_steps),
         ("echo", "Draws of a step, on average, while it is in memory.", status.echo),
     ):
         yield GaugeMetricFamily(f"{PREFIX}trainer_{key}", text, value)

@@ -77,11 +77,12 @@ class Role(StrEnum):
     """What a process is to those it connects to: the record of its key says it."""
 
     gateway = "gateway"
-    edge = "edge"
-    """a robot"""
+    edge = "edge"  # a robot
     inference = "inference"
     thinker = "thinker"
     """encodes observations for robots on other machines"""
+    relay = "relay"
+    """passes weights on to the robots of a site"""
     trainer = "trainer"
     evaluator = "evaluator"
     demonstrator = "demonstrator"

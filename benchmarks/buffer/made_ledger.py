@@ -35,12 +35,12 @@ INSERT INTO episodes (number, id, robot, spec_hash, task, seed, source, started_
     1, 1, 0, 0 FROM n"""
 _SEGMENTS = f"""
 INSERT INTO segments (id, episode, "index", first_tick, steps, human_steps, entry_actor, exit_actor, takeovers, last,
-    outcome, reward_sum, frames, runs, bytes, sha256, gateway, shard, "offset", damaged, closed_ns, received_ns,
-    committed_ns)
+    outcome, reward_sum, frames, runs, newest_version, lag, bytes, sha256, gateway, shard, "offset", damaged,
+    closed_ns, received_ns, committed_ns)
 {_NUMBERS}, k(j) AS (SELECT 0 UNION ALL SELECT j + 1 FROM k WHERE j + 1 < :count)
 SELECT printf('episode-%08d/%d', i, j), i, j, j * {SEGMENT_STEPS}, {SEGMENT_STEPS}, 0, 0, 0, 0, j = :whole - 1,
     CASE WHEN j = :whole - 1 THEN 'success' ELSE '' END, 1.0, 40,
-    runs(i % 4 = 0, :version + i / :per_version, j % 10 = 9), {SEGMENT_BYTES}, :sha256, 1,
+    runs(i % 4 = 0, :version + i / :per_version, j % 10 = 9), 0, 0, {SEGMENT_BYTES}, :sha256, 1,
     (:row + (i - :first) * :count + j) / {SHARD_SEGMENTS},
     (:row + (i - :first) * :count + j) % {SHARD_SEGMENTS} * {SEGMENT_BYTES}, 0, 1, 1, 1
 FROM n CROSS JOIN k"""

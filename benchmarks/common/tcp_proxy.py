@@ -28,9 +28,11 @@ _Queue = asyncio.Queue[tuple[float, bytes]]
 class TcpProxy:
     """Listens on `port` of the loopback from `with` on; connections are numbered as they come, for their fates."""
 
-    def __init__(self, host: str, port: int, plan: FaultPlan) -> None:
-        """`host`, `port`: where to. The plan is followed from `with` on."""
+    def __init__(self, host: str, port: int, plan: FaultPlan, *, shared: bool = False) -> None:
+        """`host`, `port`: where to. The plan is followed from `with` on. `shared`: all connections together have its
+        rate, as those behind one uplink, instead of each."""
         self._to = host, port
+        self._free_s: dict[str, float] | None = {"up": 0.0, "down": 0.0} if shared else None
         self._plan = plan
         self._begun_s = 0.0
         self._connections: set[_Connection] = set()
@@ -56,6 +58,15 @@ class TcpProxy:
     def follow(self, plan: FaultPlan) -> None:
         """From now on another plan, from its beginning; connections that are open keep the fates they have."""
         self._plan, self._begun_s = plan, time.monotonic()
+
+    def free_at_s(self, way: str, mine_s: float, now_s: float, took_s: float) -> float:
+        """When the line is free again of what takes it `took_s`; `mine_s`: as far as this connection knows."""
+        if self._free_s is not None:
+            mine_s = self._free_s[way]
+        mine_s = max(mine_s, now_s) + took_s
+        if self._free_s is not None:
+            self._free_s[way] = mine_s
+        return mine_s
 
     def now_s(self) -> float:
         """Since the plan began."""
@@ -148,7 +159,8 @@ class _Connection:
                 place = fate.place * _PACKET_BYTES - offset
                 if fate.corrupt < window.corrupt and 0 <= place < len(data):
                     data = turn_bit(data, place / len(data))
-                free_s = max(free_s, now_s) + len(data) / window.bytes_per_s
+                took_s = len(data) / window.bytes_per_s
+                free_s = self._proxy.free_at_s(key.rpartition("/")[2], free_s, now_s, took_s)
                 late_s = window.delay_s + fate.jitter * window.jitter_s + _resent_s(fate, window.drop)
                 passes_s = plan.passes_at_s(free_s + late_s - now_s + plan_s) - plan_s + now_s
                 due_s = max(due_s, passes_s)

@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
+
 from benchmarks.fuzz.samples import SPEC, TASKS, hello, segment, status
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.gateway.peers import AuthenticatedServerChannel
@@ -36,7 +39,7 @@ ATTACKERS = {
 }
 """whose keys were stolen; the second robot's never says hello"""
 UNGREETED = "robot-9"
-WEIGHTS = b"weights"
+WEIGHTS = safetensors.numpy.save({"w": np.zeros(4, np.float32)})
 _STATUS_NS = 200_000_000
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.common.tcp_proxy import TcpProxy
+from benchmarks.common.weights_file import random_weights
 from benchmarks.soak.robot import PLACE, RECIPE, read_notes
 from benchmarks.soak.services import StorageServices
 from cloud_learner.training.uploader import WeightUploader
@@ -182,7 +183,7 @@ class SoakPublisher:
         if self._upload is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + self._every_s
             number = self.published + 1
-            data = os.urandom(_WEIGHT_BYTES)
+            data = random_weights(_WEIGHT_BYTES)
             version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 0, 0, 0)
             self._upload = WeightUploader(version, data, frozenset(), self._channel, self._clock)
         if self._upload is not None:

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.common.weights_file import random_weights
 from benchmarks.stop_latency.fleet import OTHER, ROBOT, StopFleet
 from benchmarks.stop_latency.robot import CONFIG, DISK_FULL
-from cloud_learner.training.uploader import PART_BYTES, WeightUploader
+from cloud_learner.training.uploader import WeightUploader
 from fleet.config.data_directory import DataDirectory
 from hal.drivers.fake import fake_spec
 from robot_edge.uplink.segments import SegmentBuilder
@@ -86,7 +87,7 @@ def publish(data: DataDirectory, number: int, weights: bytearray) -> None:
 def publish_until(over: Path, data: DataDirectory, number: int, size: int) -> int:
     """Publish versions of `size` bytes from `number` on, each when the robot has the one before, until there is a file
     `over`; the number of the last one."""
-    weights, cache = bytearray(os.urandom(PART_BYTES) * max(1, size // PART_BYTES)), data.edge(ROBOT) / "weights"
+    weights, cache = random_weights(size), data.edge(ROBOT) / "weights"
     while True:
         publish(data, number, weights)
         while not over.exists() and not any(cache.glob(f"{number:08d}-*.safetensors")):

@@ -48,6 +48,24 @@ def is_takeover(before: int, after: int) -> bool:
     return before == POLICY and after in (HUMAN, SCRIPT)
 
 
+def rollout_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
+    """bool[T] of uint8[T]: what the policy did by itself. Only that can be stale: what people, scripts and
+    demonstrations do is a label whatever version the robot had, and a tick at which it held is nobody's."""
+    return (actor == POLICY) & ~np.asarray(demonstration, bool)
+
+
+def arrival_lag(version: np.ndarray, newest_version: int | np.ndarray) -> np.ndarray:
+    """int64[T] lag of steps int32[T] by their versions: the newest version that the fleet had committed when their
+    segment arrived minus the one that acted, 0 at least (ECHO-2's version lag, arXiv 2602.02192). It never changes."""
+    return np.maximum(np.asarray(newest_version, np.int64) - version, 0)
+
+
+def largest_lag(actor: np.ndarray, version: np.ndarray, demonstration: bool, newest_version: int) -> int:
+    """Largest `arrival_lag` of a segment's rollout steps, 0 without any."""
+    mine = version[rollout_steps(actor, demonstration)]
+    return int(arrival_lag(mine, newest_version).max(initial=0))
+
+
 def find_runs(actor: np.ndarray, version: np.ndarray) -> np.ndarray:
     """int32[k, 4]: first offset, count, actor and version of each stretch in which neither changes."""
     if not len(actor):

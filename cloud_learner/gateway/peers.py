@@ -12,7 +12,7 @@ from wire.codec import Undecoded
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.fleet import AcquireLease, CancelJob, ReleaseLease, SubmitJob
-from wire.messages.gateway import Hello, OperatorCommand, WeightBytes
+from wire.messages.gateway import FetchWeights, Hello, OperatorCommand, WeightBytes
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
 from wire.types import OperatorCommandKind
 
@@ -83,7 +83,7 @@ class MessageRate:
         """Whether one more of `peer`."""
         if is_wish(message):
             return self._wishes.take(peer, now_ns)
-        return isinstance(message, OperatorCommand | WeightBytes) or self._others.take(peer, now_ns)
+        return isinstance(message, OperatorCommand | WeightBytes | FetchWeights) or self._others.take(peer, now_ns)
 
 
 def clock_budget() -> PeerBudget:

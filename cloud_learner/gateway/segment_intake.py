@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.gateway.metrics import GatewayMetrics
@@ -15,7 +15,7 @@ from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
 from wire.codec import Undecoded
 from wire.identity.refusals import RefusalReason
-from wire.messages.gateway import Ack, Nack, Rejection, SegmentCommitted
+from wire.messages.gateway import Ack, Nack, Rejection, Segment, SegmentCommitted
 from wire.types import EpisodeSource, Role
 
 _RECORDERS = (Role.edge, Role.demonstrator)
@@ -28,6 +28,8 @@ class SegmentIntake:
 
     dispatcher: Dispatcher
     """set before the first segment comes"""
+    on_stored: Callable[[Segment, int], None]
+    """called with each segment that is new, and the human steps of its episode with the last one; as well"""
     storage: StorageThread
     """as well"""
 
@@ -98,6 +100,7 @@ class SegmentIntake:
         self.dispatcher.on_segment_stored(segment, result.human_steps, duplicate, now_ns, acknowledge)
         if duplicate:
             return
+        self.on_stored(segment, result.human_steps)
         if segment.episode.source != EpisodeSource.evaluation:
             committed = SegmentCommitted(result.row, result.record)
             for name, known in self._peers.items():

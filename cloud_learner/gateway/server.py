@@ -36,18 +36,20 @@ from cloud_learner.gateway.storage.storage_thread import StorageThread
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.gateway.version_service import VersionService
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock, clock_name
 from wire.codec import Undecoded, decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError
 from wire.identity.permissions import MAY_SEND, Port
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
-from wire.messages.fleet import Response
+from wire.messages.fleet import ChangeVersions, Response
 from wire.messages.gateway import (
     EdgeEvent,
     EdgeStatus,
     Evaluate,
     Evaluation,
+    FetchDeltas,
     FetchWeights,
     Heartbeat,
     Hello,
@@ -105,9 +107,11 @@ class Gateway:
         clock: Clock,
         wall_ns: Callable[[], int] = time.time_ns,
         stops: StopServer | None = None,
+        rollout: RolloutConfig | None = None,
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest.
+        `rollout`: how new versions come to act on all robots.
 
         Goes on where the last gateway was, from the ledger. Raises `StorageError`.
         """
@@ -126,7 +130,11 @@ class Gateway:
         on_step_s = self.metrics.commit_s.observe
         self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
         self._intake.storage = self.metrics.storage = self._storage
-        self._versions = VersionService(channel, self._peers, view, ledger, weights, self._storage, clock, self.refused)
+        self._versions = VersionService(
+            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout or RolloutConfig()
+        )
+        self._rollout = self._versions.rollout
+        self._intake.on_stored = self._rollout.on_segment
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
@@ -203,6 +211,7 @@ class Gateway:
             self._view.add_event("refused", f"refused: {reason}", name)
             self._add_event(name, "refused", reason)
         self._dispatcher.poll(self._clock.now_ns())
+        self._rollout.poll()
 
     def _slice(self) -> Iterator[None]:
         """So many turns as people can wait for; in one thread as many, however fast this computer is."""
@@ -287,6 +296,7 @@ class Gateway:
                 log.debug("nobody watches the demonstrator '%s' or takes it over.", peer)
             case EdgeStatus(robot=robot) if robot == peer:
                 self._view.update_status(message)
+                self._rollout.on_status(message)
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
             case Preview(robot=robot) if robot == peer:
@@ -303,13 +313,14 @@ class Gateway:
                 self._versions.note_activation(peer, message, known.offset_ns or 0)
             case Heartbeat(sent_ns=sent_ns):
                 known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
-                answer = partial(self._send_hello_ack, peer, sent_ns, now_ns)
-                self._versions.when_received(peer, answer)
+                self._versions.when_received(peer, partial(self._send_hello_ack, peer, sent_ns, now_ns))
+            case ChangeVersions():
+                self._rollout.handle_call(peer, message, partial(self._channel.send, peer))
             case _ if isinstance(message, CALLS):
                 self._dispatcher.handle_call(peer, message, now_ns, partial(self._channel.send, peer))
             case OperatorCommand():
                 self._commands.forward_teleop_command(peer, message)
-            case FetchWeights():
+            case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
@@ -320,9 +331,8 @@ class Gateway:
             case Evaluate(number=number):
                 self._versions.announce(peer, number)
             case Evaluation():
-                self._note_evaluation(message)
-            case _:
-                # It speaks for another robot.
+                self._versions.note_evaluation(message, self._wall_ns())
+            case _:  # it speaks for another robot
                 self._drop(peer, role, message, RefusalReason.wrong_name)
 
     def _drop(self, peer: str, role: str, message: Message | Undecoded, reason: RefusalReason) -> None:
@@ -352,7 +362,7 @@ class Gateway:
 
         def welcome() -> None:
             self._send_hello_ack(peer, hello.sent_ns, now_ns)
-            self._versions.announce_newest(peer, role)
+            self._versions.on_hello(peer, role)
 
         if role == Role.edge:
             self._view.add_robot(peer, hello.spec)
@@ -375,8 +385,8 @@ class Gateway:
         watched, intake = self._view.pages > 0, self._intake
         least_s = _PREVIEW_S if watched else _UNWATCHED_PREVIEW_S
         preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
-        stop_port = self._commands.stop_port
-        return HelloAck(clock_name(), received_ns, echo_ns, watched, stop_port, intake.credit_bytes, preview_s)
+        fixed = self._commands.stop_port, intake.credit_bytes, preview_s, self._versions.signing_key
+        return HelloAck(clock_name(), received_ns, echo_ns, watched, *fixed)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -384,16 +394,6 @@ class Gateway:
         """Enter an event in the ledger, sooner or later."""
         run = partial(self._ledger.add_event, self._clock.now_ns(), robot, kind, detail)
         self._storage.submit(Note(run, droppable=True))
-
-    def _note_evaluation(self, evaluation: Evaluation) -> None:
-        peer_checks.check_evaluation(evaluation)
-
-        def noted(is_news: bool) -> None:
-            if is_news:
-                self._view.add_evaluation(evaluation)
-
-        run = partial(self._ledger.add_evaluation, evaluation, self._wall_ns())
-        self._storage.submit(Note(run, noted, droppable=True))
 
     def _on_storage_fault(self, reason: str) -> None:
         """Notes could not be stored; they are tried again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -10,13 +10,17 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
-from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.gateway.rollout_service import RolloutService
+from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
+    Evaluation,
+    FetchDeltas,
     FetchWeights,
     Nack,
     Publish,
@@ -29,10 +33,9 @@ from wire.messages.gateway import (
 from wire.task_thread import Task, TaskQueue, TaskThread
 from wire.types import PolicyVersion, Role
 
-_SUBSCRIBERS = (Role.edge, Role.evaluator, Role.thinker)
-"""roles that versions are announced to"""
-_FETCHES_AT_ONCE = 4
-"""of one peer; it asks for a part when it has the one before"""
+_ANNOUNCEMENTS = 10_000
+_FETCHES_AT_ONCE = 16
+"""of one peer"""
 _UPLOAD_BYTES = 128 * 1024 * 1024
 """of parts that wait to be written: several times what a trainer sends ahead"""
 
@@ -53,8 +56,9 @@ class VersionService:
         notes: Notes,
         clock: Clock,
         refused: Counter[str],
+        rollout: RolloutConfig,
     ) -> None:
-        """Asks the ledger for the newest version. Raises `StorageError`."""
+        """Asks the ledger for the versions there are. Raises `StorageError`."""
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
         self._weights, self._notes, self._clock, self._refused = weights, notes, clock, refused
         self.tasks = TaskQueue("weights")
@@ -62,10 +66,15 @@ class VersionService:
         if weights.exchange is not None:
             weights.exchange.on_arrived = self._on_arrived
             self.threads += (weights.exchange,)
-        self._announced_ns: dict[int, int] = {}
+        self._announced_ns: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """when each peer heard of each version first"""
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
+        self.signing_key = weights.signing_key
+        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
+        self.rollout.announce = self.announce
+        self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -87,16 +96,17 @@ class VersionService:
             return
         self._upload_bytes[peer] += size
 
-        def received(version: PolicyVersion | None) -> None:
+        def received(offer: VersionOffer | None) -> None:
             self._taken(peer, size)
-            if version is not None:
-                self._on_published(peer, version)
+            if offer is not None:
+                self._channel.send(peer, Published(offer.version.number))
+                self._on_offer(offer)
 
         def refused(error: Exception) -> None:
             self._taken(peer, size)
             self._refuse(peer, error)
 
-        self.tasks.submit(Task(partial(self._weights.receive, part), received, refused))
+        self.tasks.submit(Task(partial(self._receive, part), received, refused))
 
     def when_received(self, peer: str, then: Callable[[], None]) -> None:
         """Call `then` when all parts that `peer` sent before are written: a trainer sends no more ahead of that."""
@@ -110,48 +120,56 @@ class VersionService:
         if self._upload_bytes[peer] <= 0:
             del self._upload_bytes[peer]
 
-    def _on_published(self, peer: str, version: PolicyVersion) -> None:
-        self._channel.send(peer, Published(version.number))
-        self._on_arrived(version)
+    def _receive(self, part: WeightBytes) -> VersionOffer | None:
+        version = self._weights.receive(part)
+        return self._weights.offer(version.number) if version is not None else None
 
     def _on_arrived(self, version: PolicyVersion) -> None:
+        """It has come from another gateway."""
+        self.tasks.submit(Task(partial(self._weights.offer, version.number), self._on_offer))
+
+    def _on_offer(self, offer: VersionOffer | None) -> None:
         """It is here, published at this gateway or at another one."""
-        self._newest = version
-        self._view.add_version(version)
-        self._announced_ns[version.number] = self._clock.now_ns()
-        for name, known in list(self._peers.items()):
-            if known.role in _SUBSCRIBERS and not known.rejected:
-                self.announce(name, version.number)
+        if offer is None:
+            return
+        self._newest = offer
+        self._view.add_version(offer.version)
+        self.rollout.on_version(offer.version)
 
     # --- out ----------------------------------------------------------------------------------------------------
 
     def announce(self, peer: str, number: int | None) -> None:
-        """Tell `peer` that it can have a version; None: the newest there is."""
+        """Tell `peer` that it is to have a version; None: the one that is for it now."""
         pinned = self.pinned_version(peer)
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        number = pinned or number
-        if number is None or (self._newest is not None and self._newest.number == number):
-            if self._newest is not None:
-                self._send(peer, self._newest)
+        # a robot may have a job before it is back
+        role = known.role if (known := self._peers.get(peer)) is not None else Role.edge
+        number = pinned or number or self.rollout.version_for(peer, role)
+        if self._newest is not None and self._newest.version.number == number:
+            self._send(peer, self._newest)
+        if not number or (self._newest is not None and self._newest.version.number == number):
             return
 
-        def found(version: PolicyVersion | None) -> None:
-            if version is None:
+        def found(offer: VersionOffer | None) -> None:
+            if offer is None:
                 self._channel.send(peer, Rejection(f"there is no policy version {number}."))
             else:
-                self._send(peer, version)
+                self._send(peer, offer)
 
-        self.tasks.submit(Task(partial(self._weights.version, number), found, partial(self._refuse, peer)))
+        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
-    def announce_newest(self, peer: str, role: str) -> None:
-        """`peer` has just said hello."""
-        if role in _SUBSCRIBERS:
+    def on_hello(self, peer: str, role: str) -> None:
+        """`peer` has just been welcomed."""
+        self.rollout.forget(peer)
+        if role == Role.evaluator:
             self.announce(peer, None)
+        elif role in (Role.edge, Role.thinker):
+            self.rollout.poll()
 
-    def serve(self, peer: str, request: FetchWeights) -> None:
-        """Send a part of a version."""
+    def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
+        """Send a part of a version, or say by which deltas it can be had."""
         if self._fetching[peer] >= _FETCHES_AT_ONCE:
             self._refused[RefusalReason.too_often] += 1
             return
@@ -167,11 +185,15 @@ class VersionService:
             self._fetched(peer)
             self._refuse(peer, error)
 
-        self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
+        if isinstance(request, FetchDeltas):
+            self.tasks.submit(Task(partial(self._weights.deltas, request), answer, refuse))
+        else:
+            self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
 
     def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
         """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""
-        announced_ns = self._announced_ns.get(activated.number)
+        self.rollout.on_activation(peer, activated.number)
+        announced_ns = self._announced_ns.get((peer, activated.number))
         if announced_ns is None:
             return
         activated_ns = peer_checks.check_time(activated.applied_ns) + offset_ns
@@ -183,14 +205,28 @@ class VersionService:
         run = partial(self._ledger.note_applied, peer, activated.number, announced_ns, activated_ns)
         self._notes.submit(Note(run, noted, key=f"applied {peer} {activated.number}"))
 
+    def note_evaluation(self, evaluation: Evaluation, wall_ns: int) -> None:
+        """A version was measured."""
+        peer_checks.check_evaluation(evaluation)
+
+        def noted(is_news: bool) -> None:
+            if is_news:
+                self._view.add_evaluation(evaluation)
+
+        run = partial(self._ledger.add_evaluation, evaluation, wall_ns)
+        self._notes.submit(Note(run, noted, droppable=True))
+
     def _fetched(self, peer: str) -> None:
         self._fetching[peer] -= 1
         if self._fetching[peer] <= 0:
             del self._fetching[peer]
 
-    def _send(self, peer: str, version: PolicyVersion) -> None:
-        announced_ns = self._announced_ns.setdefault(version.number, self._clock.now_ns())
-        self._channel.send(peer, VersionAvailable(version, announced_ns))
+    def _send(self, peer: str, offer: VersionOffer) -> None:
+        version, manifest, signature, delta = offer
+        announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
+        if len(self._announced_ns) > _ANNOUNCEMENTS:
+            self._announced_ns.popitem(last=False)
+        self._channel.send(peer, VersionAvailable(version, announced_ns, manifest, signature, delta))
 
     def _refuse(self, peer: str, error: Exception) -> None:
         if isinstance(error, StorageError):

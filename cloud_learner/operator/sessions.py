@@ -15,12 +15,14 @@ from typing import Annotated
 
 import msgspec
 
+from cloud_learner.operator.command_queue import VersionChange
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import DROPPED, WEB_OPERATOR, not_drivable
 from hal.resource.lease import ESTOP, Priority
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ProtocolError, RejectedError, suggest
 from wire.identity.refusals import AddressLimit, RefusalReason
+from wire.messages.fleet import VersionAction
 from wire.messages.gateway import LAST_SEQUENCE, OperatorCommand
 from wire.stop_state import new_stop_id
 from wire.types import EPISODE_COMMANDS, Lease, OperatorCommandKind, RobotSpec
@@ -34,9 +36,11 @@ _LATEST_MS = 2**62 / 1e6
 
 
 class PageMessageKind(StrEnum):
-    """What a page says: that it is alive, or one of some `OperatorCommandKind`s."""
+    """What a page says: that it is alive, what it wants with versions, or one of some `OperatorCommandKind`s."""
 
     heartbeat = "heartbeat"
+    versions = "versions"
+    """anybody may"""
     take_over = "take_over"
     hand_back = "hand_back"
     command = "command"
@@ -58,7 +62,7 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: PageMessageKind
     robot: str = ""
-    """'' with `heartbeat` alone"""
+    """'' with `heartbeat`; with `versions` to pin, '' for all"""
     action: tuple[float, ...] = ()
     """with `command`: da numbers within the limits of the robot's spec, to hold until the next command"""
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=LAST_SEQUENCE)] = 0
@@ -69,6 +73,10 @@ class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     later than it was"""
     stop: str = ""
     """with `release_estop`: which stop"""
+    change: VersionAction | None = None
+    """with `versions`: what to do"""
+    number: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    """with `versions`: which version"""
 
 
 class RobotNotClaimedError(RejectedError):
@@ -177,13 +185,34 @@ class OperatorSessions:
             raise ProtocolError(f"not a message of this page: {error}.") from error
         if message.type == PageMessageKind.heartbeat:
             return ""
+        if message.type == PageMessageKind.versions:
+            self._change_versions(operator, message)
+            return ""
         if not message.robot:
             raise ProtocolError("not a message of this page: it names no robot.")
-        robots = self._view.robots()
-        if message.robot not in robots:
-            name = message.robot[:64]
-            raise RejectedError(f"There is no robot '{name}'.{suggest(name, robots)}")
+        self._check_known(message.robot)
         return self._act(operator, message)
+
+    def _check_known(self, robot: str) -> None:
+        robots = self._view.robots()
+        if robot not in robots:
+            name = robot[:64]
+            raise RejectedError(f"There is no robot '{name}'.{suggest(name, robots)}")
+
+    def _change_versions(self, operator: int, message: PageMessage) -> None:
+        if message.change in (None, VersionAction.list):
+            raise ProtocolError("not a message of this page: it does not say what to do with versions.")
+        if not self._wishes.take(_name(operator)):
+            raise TooManyWishesError(
+                f"This page asks for too much at once, so '{message.change}' was not done. Wait a moment."
+            )
+        if message.robot and message.number:  # a pin may be taken from a robot that is gone
+            self._check_known(message.robot)
+        change = VersionChange(_name(operator), message.change, message.number, message.robot)
+        if not self._view.submit_version_change(change):
+            raise RejectedError(
+                f"The gateway takes no commands now, so '{message.change}' was not done. See the gateway's log."
+            )
 
     def _act(self, operator: int, message: PageMessage) -> str:
         robot, kind = message.robot, OperatorCommandKind(message.type)

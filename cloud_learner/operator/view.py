@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cloud_learner.operator.command_queue import CommandQueue, VersionChange
 from cloud_learner.operator.view_models import (
     LOST_AFTER_S,
     MODE_EVENTS,
@@ -24,16 +25,16 @@ from cloud_learner.operator.view_models import (
     job_model,
     robot_model,
     version_model,
+    version_status_models,
 )
 from wire.clock import Clock, MonotonicClock
-from wire.messages.fleet import JobState, RobotState
+from wire.messages.fleet import JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.stop_state import StopState
 from wire.types import Lease, Mode, OperatorCommandKind, PolicyVersion, RobotSpec
 
 MAX_CURVE_POINTS = 600
 MAX_EVENTS = 100
-MAX_COMMANDS = 512
 _NOBODY: Mapping[str, StopState] = {}
 _SAMPLES = 512
 _LONGEST = 2000
@@ -69,6 +70,7 @@ class FleetView:
         """that are open somewhere; counted by the page's thread alone"""
         self._trainer: tuple[TrainerStatus, int] | None = None
         self._version: PolicyVersion | None = None
+        self._versions: tuple[VersionStatus, ...] = ()
         self._curve: list[dict[str, Any]] = []
         self._curve_revision = 0
         self._measured: dict[str, dict[str, Any]] = {}
@@ -78,12 +80,11 @@ class FleetView:
         self._applied_s: deque[float] = deque(maxlen=_SAMPLES)
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._events_revision = 0
-        self._commands: list[OperatorCommand] = []
+        self._queue = CommandQueue()
         self._jobs: tuple[JobState, ...] = ()
-        self._rejections: dict[str, list[tuple[str, str]]] = {}
         self._storage_fault, self._away_ns = "", 0
         self.on_command: Callable[[], None] = lambda: None
-        """called by the page's thread when there is something to `pop_commands`"""
+        """called by the page's thread when there is something to `pop_commands` or to `pop_version_changes`"""
 
     # --- the gateway's side -------------------------------------------------------------------------------------
 
@@ -145,6 +146,11 @@ class FleetView:
             text = f"version {version.number} published at {version.gradient_steps:,} gradient steps"
             self._add_event("version", text, replace=True)
 
+    def update_versions(self, versions: tuple[VersionStatus, ...]) -> None:
+        """How far each version is."""
+        with self._lock:
+            self._versions = versions
+
     def add_activation(self, applied_s: float) -> None:
         """A robot runs a version now, `applied_s` seconds after it was published."""
         with self._lock:
@@ -195,11 +201,14 @@ class FleetView:
 
     def reject_command(self, command: OperatorCommand, reason: str) -> None:
         """A command that could not be carried out: its operator is told why."""
-        with self._lock:
-            waiting = self._rejections.setdefault(command.operator, [])
-            if len(waiting) < MAX_EVENTS:
-                waiting.append((command.robot if command.kind == OperatorCommandKind.take_over else "", reason))
-            self._add_event("refused", reason, command.robot)
+        lost = command.robot if command.kind == OperatorCommandKind.take_over else ""
+        self._queue.reject(command.operator, lost, reason)
+        self.add_event("refused", reason, command.robot)
+
+    def reject_version_change(self, change: VersionChange, reason: str) -> None:
+        """What an operator wanted with versions could not be done: that one is told why."""
+        self._queue.reject(change.operator, "", reason)
+        self.add_event("refused", reason, change.robot)
 
     def add_episode(
         self, robot: str, task: str, outcome: str, human_steps: int, *, version: int = 0, practised: bool = False
@@ -238,35 +247,29 @@ class FleetView:
 
     def pop_commands(self) -> list[OperatorCommand]:
         """People's commands since the last call, oldest first."""
-        with self._lock:
-            commands, self._commands = self._commands, []
-            return commands
+        return self._queue.pop()
+
+    def pop_version_changes(self) -> list[VersionChange]:
+        """What people want with versions since the last call, oldest first."""
+        return self._queue.pop_version_changes()
 
     # --- the page's side ----------------------------------------------------------------------------------------
 
     def submit_command(self, command: OperatorCommand) -> bool:
-        """Queue `command`; False when the queue is full because the gateway's loop does not drain it.
-
-        Of several of one kind in a row for one robot only the newest stays, but of each stop, which has a name. A stop
-        always finds room: it takes the place of everything but stops that waits for its robot.
-        """
-        with self._lock:
-            mine = [i for i, queued in enumerate(self._commands) if queued.robot == command.robot]
-            if mine and _same(self._commands[mine[-1]], command):
-                del self._commands[mine[-1]]
-            if len(self._commands) >= MAX_COMMANDS:
-                if command.kind not in (OperatorCommandKind.estop, OperatorCommandKind.drop_link):
-                    return False
-                stop = OperatorCommandKind.estop
-                self._commands = [one for one in self._commands if one.robot != command.robot or one.kind == stop]
-            self._commands.append(command)
+        """Queue `command` (`CommandQueue.submit`); False when the gateway's loop does not drain the queue."""
+        submitted = self._queue.submit(command)
         self.on_command()
-        return True
+        return submitted
+
+    def submit_version_change(self, change: VersionChange) -> bool:
+        """Queue what an operator wants with versions; False when the queue is full."""
+        submitted = self._queue.submit_version_change(change)
+        self.on_command()
+        return submitted
 
     def pop_rejections(self, operator: str) -> list[tuple[str, str]]:
         """(robot that was not given, or '', and why) for `operator` since the last call."""
-        with self._lock:
-            return self._rejections.pop(operator, [])
+        return self._queue.pop_rejections(operator)
 
     def leases(self) -> dict[str, Lease]:
         """Who holds which robot now."""
@@ -328,6 +331,7 @@ class FleetView:
                 "trainer": self._trainer_now(now_ns),
                 "storage": {"fault": self._storage_fault, "away_s": self._away_s(now_ns)},
                 "version": self._version and version_model(self._version),
+                "versions": version_status_models(self._versions),
                 "totals": {
                     "steps_stored": self._steps_stored,
                     "ingest_p50_s": _median(self._ingest_s),
@@ -369,15 +373,11 @@ class FleetView:
         status, seen_ns = self._trainer
         return {
             **{field: getattr(status, field) for field in status.__struct_fields__},
+            "refusal": status.refusal[:_LONGEST],
             "loss": finite(status.loss),
             "steps_per_s": finite(status.steps_per_s),
             "age_s": round((now_ns - seen_ns) / 1e9, 1),
         }
-
-
-def _same(one: OperatorCommand, other: OperatorCommand) -> bool:
-    """Whether two commands for a robot want the same."""
-    return (one.kind, one.stop) == (other.kind, other.stop)
 
 
 def _median(samples: deque[float]) -> float | None:

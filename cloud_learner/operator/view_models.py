@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from cloud_learner.rollout.records import VersionState
 from hal.resource.health import RobotHealth
-from wire.messages.fleet import JobKind, JobState, RobotState
+from wire.messages.fleet import JobKind, JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus, TrainerStatus
 from wire.stop_state import StopState
 from wire.transport.session import SILENT_AFTER_S
@@ -18,6 +19,8 @@ from wire.types import CommandType, EpisodeOutcome, Lease, Mode, PolicyVersion, 
 
 LOST_AFTER_S = SILENT_AFTER_S
 """a robot without a status for this long counts as lost to people"""
+MAX_VERSIONS = 12
+"""that people see"""
 RECENT_EPISODES = 12
 DROPPED = "dropped:"
 """the holder of a robot whose operator vanished begins with it"""
@@ -161,6 +164,33 @@ def lease_model(lease: Lease) -> dict[str, Any]:
 def version_model(version: PolicyVersion) -> dict[str, Any]:
     """The newest version."""
     return {"number": version.number, "gradient_steps": version.gradient_steps, "sha256": version.sha256[:12]}
+
+
+def version_status_models(statuses: Sequence[VersionStatus]) -> list[dict[str, Any]]:
+    """The newest versions, newest first; before others those that somebody may have to change."""
+
+    def rank(status: VersionStatus) -> tuple[bool, int]:
+        needed = status.current or status.reference or bool(status.pinned) or status.state == VersionState.canary
+        return needed, status.version.number
+
+    shown = sorted(statuses, key=rank)[-MAX_VERSIONS:]
+    return [version_status_model(one) for one in sorted(shown, key=lambda one: -one.version.number)]
+
+
+def version_status_model(status: VersionStatus) -> dict[str, Any]:
+    """A version and how far it is."""
+    return {
+        "number": status.version.number,
+        "state": status.state,
+        "current": status.current,
+        "reference": status.reference,
+        "robots": list(status.robots),
+        "pinned": list(status.pinned),
+        "episodes": status.episodes,
+        "successes": status.successes,
+        "note": status.note,
+        "frozen": status.frozen,
+    }
 
 
 def job_model(job: JobState) -> dict[str, Any]:

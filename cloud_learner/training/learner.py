@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Learner:
         self.policy = policy
         self.config = config
         self.gradient_steps = 0
+        self.random_lock = threading.Lock()
+        """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
         self._parameters = {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise PolicyError("every parameter of the network is frozen: choose what to train with `training`.")
@@ -95,6 +98,10 @@ class Learner:
     def weights(self) -> bytes:
         """The averaged weights as a file that `Policy.load` accepts."""
         return self.policy.save(self._average)
+
+    def snapshot(self) -> nn.Module:
+        """A copy of the average, for `policy.save` in whatever thread; what is frozen is shared, not copied."""
+        return _copy(self._average, [weight for weight in self.policy.module.parameters() if not weight.requires_grad])
 
     def state(self) -> LearnerState:
         """A copy of everything that changes; training may go on while it is written."""
@@ -169,7 +176,8 @@ class Learner:
     def _step_random(self) -> Iterator[np.random.Generator]:
         """This step's random numbers: the generator, and torch's global ones, which are given back after."""
         rng = np.random.default_rng((self._seed, self.gradient_steps))
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+        devices = [self._device] if self._device.type == "cuda" else []
+        with self.random_lock, torch.random.fork_rng(devices=devices):
             torch.manual_seed(int(rng.integers(2**63)))
             yield rng
 
@@ -188,8 +196,12 @@ def _has_bfloat16(device: torch.device) -> bool:
 def _ema_copy(module: nn.Module) -> nn.Module:
     """A copy to average into; what is frozen is the module's own, not a copy."""
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    return _copy(module, frozen).requires_grad_(False).eval()
+
+
+def _copy(module: nn.Module, shared: list[nn.Parameter]) -> nn.Module:
     # deepcopy takes what its memo has for what was copied already
-    return copy.deepcopy(module, {id(parameter): parameter for parameter in frozen}).requires_grad_(False).eval()
+    return copy.deepcopy(module, {id(parameter): parameter for parameter in shared})
 
 
 def _frozen(base: str) -> str:

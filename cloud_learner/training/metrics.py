@@ -37,7 +37,20 @@ class TrainerMetrics:
             ("gradient_step", "Spent on gradient steps.", counts.gradient_step_s),
         ):
             yield CounterMetricFamily(f"{PREFIX}trainer_{name}_seconds", text, seconds)
-        text = "From the numbering of a version until the gateway had it."
+        made = counts.publishing
+        for name, text, count in (
+            ("whole_versions", "Versions that went whole, not as a delta.", made.whole),
+            ("version_bytes", "Bytes of the versions and deltas that were made.", made.sent_bytes),
+        ):
+            yield CounterMetricFamily(f"{PREFIX}trainer_{name}", text, count)
+        text = "To make a version beside the gradient steps: its delta, its hash, its checks."
+        yield SummaryMetricFamily(f"{PREFIX}trainer_version_seconds", text, made.made, made.seconds)
+        for name, text, change in (
+            ("action_change", "Of actions from the version before, in their range.", made.action_change),
+            ("quantization_change", "Of actions by the quantisation of a delta alone.", made.quantization_change),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}trainer_{name}", text, change)
+        text = "From the copy of a version's weights until the gateway had it."
         yield SummaryMetricFamily(f"{PREFIX}trainer_publish_seconds", text, counts.published, counts.publish_s)
         yield GaugeMetricFamily(f"{PREFIX}trainer_policy_version", "The version it published last.", counts.version)
         if counts.saved_ns:

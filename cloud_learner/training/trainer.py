@@ -4,28 +4,28 @@ It reads the buffer that the gateway writes, trains on an average of weights, an
 moving. It never serves.
 
 A policy with random weights waits for demonstrations, is normalised by them (`set_normalization`) and trained on them
-before its first version. One that is pretrained acts already: its weights are version 1 at once, and it learns from the
-first step on that somebody corrects.
+before its first version. One that is pretrained acts already: its weights are version 1 at once, and it learns once
+people corrected as many steps as `min_corrected_steps` says.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.loading.config import DatasetStats
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.training import checkpoint
+from cloud_learner.training.config import TrainerConfig
 from cloud_learner.training.learner import Learner
+from cloud_learner.training.publisher import PreparedVersion, VersionPublisher
 from cloud_learner.training.retry import RetryPause
+from cloud_learner.training.status import TrainerCounts, TrainerPhase
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire import codec
@@ -53,58 +53,9 @@ _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
 _COUNT_NS = 1_000_000_000
-
-
-class TrainerPhase(StrEnum):
-    """How far the trainer is."""
-
-    waiting = "waiting"
-    """for demonstrations"""
-    pretraining = "pretraining"
-    """on demonstrations; nothing is published yet"""
-    online = "online"
-    """on what robots bring; versions are published"""
-    finished = "finished"
-    """`max_steps` are done; only reported, it goes on to publish"""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerConfig:
-    """Pace of the trainer process, beside the algorithm's config."""
-
-    demonstrations: int = 12
-    """finished demonstration episodes to wait for before pretraining"""
-    by_people: bool = False
-    """what people drive on robots before there is a version demonstrates, too"""
-    checkpoint_every_s: float = 30.0
-    max_steps: int = 0
-    """stop training after so many gradient steps, 0 never: for comparisons at equal compute"""
-    pretrained: bool = False
-    """the first weights are published as they are; neither `set_normalization` nor `pretrain_steps` is for them"""
-
-
-@dataclass(slots=True)
-class TrainerCounts:
-    """What a trainer did since it began, and how it is."""
-
-    status: TrainerStatus | None = None
-    """the newest one"""
-    dataset: DatasetStats | None = None
-    """as it was then"""
-    draws: int = 0
-    """steps that were drawn for batches"""
-    batch_wait_s: float = 0.0
-    """waited for batches"""
-    gradient_step_s: float = 0.0
-    """spent on gradient steps"""
-    published: int = 0
-    """versions"""
-    publish_s: float = 0.0
-    """from the numbering of those until the gateway had them"""
-    saved_ns: int = 0
-    """when the newest checkpoint was written, 0 for none of this process"""
-    version: int = 0
-    """the newest one that it published, also before it was started again"""
+_REFUSAL_CHARACTERS = 500
+_LIMITED_NS = 10_000_000_000
+"""without a gradient step for so long: shorter waits for robots are as usual, and not told of"""
 
 
 class Trainer:
@@ -121,6 +72,7 @@ class Trainer:
         checkpoints: Path,
         clock: Clock,
         config: TrainerConfig,
+        publisher: VersionPublisher,
     ) -> None:
         """`set_normalization` sets the policy's normalisation before the first step, unless `config.pretrained`.
 
@@ -141,17 +93,23 @@ class Trainer:
         self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
+        self._publisher = publisher
+        self.counts.publishing = publisher.counts
         self._version = 0
         self._ancestors_trained_on: set[int] = set()
         self._trained_on: set[int] = set()
         """episodes drawn since the newest version, which no ancestor of the next one was trained on"""
+        self._prepared: PreparedVersion | None = None
+        """made, and on its way once there is an upload"""
         self._upload: WeightUploader | None = None
+        self._was_rejected = False
         self._published_at_step = -1
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
         self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_count_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
+        self._stepped_ns = now_ns
         # A silent database is given up after a while, in which nothing is learned: that is a fifth of the time at most.
         self._refreshing = RetryPause("nothing new can be looked at now", clock, times_attempt=4.0)
         self._normalizing = RetryPause("the demonstrations cannot be read now", clock, longest_s=5.0)
@@ -159,6 +117,10 @@ class Trainer:
         self._publishing = RetryPause("no version can be published now", clock, times_attempt=4.0)
         self._saving = RetryPause("no checkpoint", clock)
         self._resume()
+
+    def start(self) -> None:
+        """Make versions in a thread from now on, beside the gradient steps."""
+        self._publisher.start()
 
     def step(self) -> bool:
         """One round of work; True when there may be more to do at once, False when there was nothing to train on."""
@@ -198,10 +160,12 @@ class Trainer:
             "trained": sorted(self._trained_on),
         }
         checkpoint.save(self._checkpoints, self.learner.state(), meta)
+        self._publisher.on_checkpoint(self._version)
         self.counts.saved_ns = self._clock.now_ns()
 
     def close(self) -> None:
-        """Give the buffer back."""
+        """End the publisher's thread, and give the buffer back."""
+        self._publisher.close()
         self._source.close()
 
     def _resume(self) -> None:
@@ -238,24 +202,30 @@ class Trainer:
                         self._upload.on_heartbeat_answered(echo_ns)
                 case Published(number=number):
                     if self._upload is not None and number == self._upload.version.number:
-                        self._ancestors_trained_on |= self._upload.trained
-                        self._trained_on -= self._upload.trained
-                        self.counts.published += 1
-                        self.counts.publish_s += (self._clock.now_ns() - self._upload.version.created_ns) / 1e9
-                        self._version, self._upload = number, None
+                        self._on_published(self._upload)
                 case Nack(reason=reason):
                     log.error("version not taken, it is submitted again: %s", reason)
                     if self._upload is not None:
                         self._upload.pause()
                 case Rejection() if self._upload is not None:
-                    # The next version is numbered from the gateway's newest.
-                    self._upload, self._published_at_step = None, -1
+                    # The next version is numbered from the gateway's newest, and goes whole: it may lack the base.
+                    self._prepared, self._upload, self._published_at_step = None, None, -1
+                    self._was_rejected = True
                 case Stop():
                     self.stopping = True
                 case VersionAvailable():
                     log.debug("a version was announced.")
                 case _ if not about_connection:
                     log.warning("trainer does not understand %s.", type(message).__name__)
+
+    def _on_published(self, upload: WeightUploader) -> None:
+        assert self._prepared is not None
+        self._ancestors_trained_on |= upload.trained
+        self._trained_on -= upload.trained
+        self.counts.published += 1
+        self.counts.publish_s += (self._clock.now_ns() - upload.version.created_ns) / 1e9
+        self._publisher.on_published(self._prepared)
+        self._version, self._prepared, self._upload = upload.version.number, None, None
 
     # --- learning -------------------------------------------------------------------------------------------------
 
@@ -307,9 +277,7 @@ class Trainer:
         # Only what is pretrained can be past waiting while there is nothing to learn from.
         if self.phase == TrainerPhase.waiting or self._finished or not self._source.eligible_steps:
             return False
-        if self.phase == TrainerPhase.online and self._source.ahead_of_data:
-            return False
-        if not self._loading.due:
+        if self._limit is not None or not self._loading.due:
             return False
         started_ns = self._clock.now_ns()
         with self._loading:
@@ -321,6 +289,7 @@ class Trainer:
         self._losses.append(loss)
         ended_ns = self._clock.now_ns()
         self._step_times_ns.append(ended_ns - started_ns)
+        self._stepped_ns = ended_ns
         self.counts.draws += self._source.config.batch * self._source.config.ticks_per_frame
         self.counts.batch_wait_s += (loaded_ns - started_ns) / 1e9
         self.counts.gradient_step_s += (ended_ns - loaded_ns) / 1e9
@@ -332,46 +301,71 @@ class Trainer:
         return True
 
     @property
+    def _limit(self) -> TrainerPhase | None:
+        """As what it is reported that online there is something to learn from, but not enough for another step."""
+        config, steps = self._config, self._source.eligible_steps
+        if config.pretrained and not self.learner.gradient_steps and steps < config.min_corrected_steps:
+            return TrainerPhase.waiting
+        if self.phase != TrainerPhase.online:
+            return None
+        drawn = self.learner.gradient_steps * self._source.config.batch * self._source.config.ticks_per_frame
+        most = config.max_samples_per_insert
+        if self._source.ahead_of_data or (most and drawn >= most * steps):
+            return TrainerPhase.rate_limited
+        return None
+
+    @property
     def _finished(self) -> bool:
         return bool(self._config.max_steps) and self.learner.gradient_steps >= self._config.max_steps
 
     # --- versions -------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Number the weights as a version when it is time, and send them."""
-        now_ns = self._clock.now_ns()
+        """Have a version made when it is time; number it when it is made, and send it."""
+        now_ns, steps = self._clock.now_ns(), self.learner.gradient_steps
         if self._upload is not None:
             self._upload.poll()
             return
-        steps = self.learner.gradient_steps
-        if now_ns < self._next_publish_ns or steps == self._published_at_step or not self.session.accepted:
+        if not self.session.accepted or self._refreshing.failing:
+            # without the ledger nobody can say what the version's number is
             return
-        if self._refreshing.failing:
-            # the ledger is away, which says what the version's number is
-            return
+        idle = self._prepared is None and not self._publisher.busy
+        if idle and now_ns >= self._next_publish_ns and steps != self._published_at_step:
+            self._submit_version(now_ns)
+        if self._prepared is None:
+            self._prepared = self._publisher.poll()
+        if self._prepared is not None:
+            self._upload_version(self._prepared)
+
+    def _submit_version(self, now_ns: int) -> None:
+        """Hand a copy of the weights to the publisher. Raises `StorageError` when the ledger cannot be read."""
+        parent = self._ledger.version(self._version) if self._version else None
         self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
-        weights, newest = self.learner.weights(), self._ledger.newest_version()
-        sha256 = hashlib.sha256(weights).hexdigest()
-        self._published_at_step = steps
-        if newest is not None and newest.version.sha256 == sha256:
-            # Stopped after its first version and before its first checkpoint: these weights are that version.
-            self._version = newest.version.number
-            self._ancestors_trained_on = self._ledger.known_to(self._version)
+        self._published_at_step = steps = self.learner.gradient_steps
+        self._note_drawn()
+        # number, hash and size are said when it is made
+        seen = self._source.eligible_steps, self._source.newest_row
+        version = PolicyVersion(0, "", 0, self._version, steps, *seen, now_ns)
+        weights, sha256 = self.learner.snapshot(), parent.version.sha256 if parent is not None else ""
+        whole, self._was_rejected = self._was_rejected, False
+        self._publisher.submit(weights, version, frozenset(self._trained_on), sha256, whole=whole)
+
+    def _upload_version(self, prepared: PreparedVersion) -> None:
+        """Number a version and begin to send it. Raises `StorageError` when the ledger cannot be read."""
+        newest, version = self._ledger.newest_version(), prepared.version
+        if newest is not None and newest.version.sha256 == version.sha256:
+            # Stopped between this version and a checkpoint: these weights are that version.
+            self._ancestors_trained_on = self._ledger.known_to(newest.version.number)
             self._trained_on -= self._ancestors_trained_on
+            self._version, self._prepared = newest.version.number, None
+            self._publisher.on_published(prepared)
             return
         # A version published after the checkpoint this trainer resumed from keeps its number and gets no children.
-        version = PolicyVersion(
-            number=max(self._version, newest.version.number if newest else 0) + 1,
-            sha256=sha256,
-            size_bytes=len(weights),
-            parent=self._version,
-            gradient_steps=steps,
-            human_steps=self._source.eligible_steps,
-            newest_segment=self._source.newest_row,
-            created_ns=now_ns,
-        )
-        self._note_drawn()
-        self._upload = WeightUploader(version, weights, frozenset(self._trained_on), self._gateway, self._clock)
+        number = max(self._version, newest.version.number if newest else 0) + 1
+        version = msgspec.structs.replace(version, number=number)
+        base = version.parent if prepared.delta is not None else 0
+        data = prepared.file.data if prepared.delta is None else prepared.delta
+        self._upload = WeightUploader(version, data, prepared.trained, self._gateway, self._clock, base)
         self._upload.poll()
 
     def _note_drawn(self) -> None:
@@ -383,15 +377,24 @@ class Trainer:
             return
         self._next_status_ns = now_ns + _STATUS_NS
         mean_s = float(np.mean(self._step_times_ns)) / 1e9 if self._step_times_ns else 0.0
-        stats = self._source.stats
+        stats, publishing = self._source.stats, self.counts.publishing
         status = TrainerStatus(
             gradient_steps=self.learner.gradient_steps,
             loss=float(np.mean(self._losses)) if self._losses else 0.0,
             steps_per_s=1.0 / mean_s if mean_s else 0.0,
             imitated_steps=self._source.eligible_steps,
             cached_segments=stats.segments,
-            phase=TrainerPhase.finished if self._finished else self.phase,
+            phase=self._reported_phase(now_ns),
             echo=self._source.echo,
+            refused=sum(publishing.refused.values()),
+            refusal=publishing.refusal[:_REFUSAL_CHARACTERS],
+            rollout_steps=stats.rollout_steps,
+            stale_steps=stats.stale_steps,
         )
         self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
         self._gateway.send(status)
+
+    def _reported_phase(self, now_ns: int) -> TrainerPhase:
+        limit = TrainerPhase.finished if self._finished else self._limit
+        briefly = limit == TrainerPhase.rate_limited and now_ns - self._stepped_ns < _LIMITED_NS
+        return self.phase if briefly or limit is None else limit

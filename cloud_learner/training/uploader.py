@@ -29,15 +29,18 @@ class WeightUploader:
     def __init__(
         self,
         version: PolicyVersion,
-        weights: bytes | bytearray,
+        weights: bytes | bytearray | memoryview,
         trained: frozenset[int],
         gateway: Channel,
         clock: Clock,
+        base: int = 0,
     ) -> None:
-        """`trained`: episodes that were first trained on since the version's parent. Sends nothing before `poll`."""
+        """`weights`: of the version, or the delta from version `base`. `trained`: episodes that were first trained on
+        since the version's parent. Sends nothing before `poll`."""
         self.version = version
         self.trained = trained
         self._weights = memoryview(weights)
+        self._offer = Publish(version, tuple(sorted(trained)), base, len(weights) if base else 0)
         self._gateway = gateway
         self._clock = clock
         self._submitted = False
@@ -51,7 +54,7 @@ class WeightUploader:
         if now_ns - self._progress_ns > TIMEOUT_S * 1e9:
             self._restart()
         if not self._submitted:
-            if not self._gateway.send(Publish(self.version, tuple(sorted(self.trained)))):
+            if not self._gateway.send(self._offer):
                 return
             self._submitted, self._progress_ns = True, now_ns
         while self._sent < len(self._weights):
@@ -61,7 +64,7 @@ class WeightUploader:
                 self._unanswered.append(now_ns)
                 self._window_end += WINDOW_BYTES
             part = bytes(self._weights[self._sent : self._sent + PART_BYTES])
-            if not self._gateway.send(WeightBytes(self.version.number, self._sent, part)):
+            if not self._gateway.send(WeightBytes(self.version.number, self._sent, part, bool(self._offer.base))):
                 return
             self._sent += len(part)
             self._progress_ns = now_ns

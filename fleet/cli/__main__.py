@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleet.cli import doctor, fleet, keys, policy, stop, teleop
+from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop, versions
 from fleet.cli.options import command
 from fleet.cli.stored import buffer, exchange, quarantine
 from fleet.config import process_options as options
@@ -32,6 +32,7 @@ app.add_typer(buffer.app)
 app.add_typer(quarantine.app)
 app.add_typer(policy.app)
 app.add_typer(keys.app)
+app.add_typer(versions.app)
 
 
 @command(app, options.UpOptions)
@@ -134,10 +135,12 @@ command(app, options.TrainerOptions, "trainer")(builders.run_trainer)
 command(app, options.EvaluatorOptions, "evaluator")(builders.run_evaluator)
 command(app, options.DemonstratorOptions, "demonstrate")(builders.run_demonstrator)
 command(app, options.ThinkServerOptions, "think-server")(builders.run_think_server)
+command(app, options.RelayOptions, "relay")(builders.run_relay)
 command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
 fleet.add_commands(app)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
+app.command()(plan.plan)
 app.command()(stop.stop)
 app.command()(stop.speed)
 app.command()(doctor.doctor)

@@ -20,6 +20,7 @@ from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
+    ChangeVersions,
     JobRequest,
     JobState,
     ListFleet,
@@ -29,6 +30,8 @@ from wire.messages.fleet import (
     Response,
     RobotState,
     SubmitJob,
+    VersionAction,
+    VersionStatus,
 )
 from wire.messages.gateway import Hello, Rejection
 from wire.transport.channel import PEER_SUFFIX, Channel
@@ -115,6 +118,12 @@ class FleetClient:
     def fleet(self) -> Response:
         """Robots, jobs and the robots' specs, by spec hash, of one moment."""
         return self._ask(ListFleet)
+
+    def versions(
+        self, action: VersionAction = VersionAction.list, number: int = 0, robot: str = ""
+    ) -> tuple[VersionStatus, ...]:
+        """The newest policy versions and all that are needed, oldest first, once `action` is done with `number`."""
+        return self._ask(lambda call: ChangeVersions(call, action, number, robot)).versions
 
     # --- work -----------------------------------------------------------------------------------------------------
 

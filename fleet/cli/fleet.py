@@ -100,7 +100,7 @@ def add_commands(app: typer.Typer) -> None:
         if options.as_json:
             echo_json({"robots": found.robots, "specs": found.specs})
         else:
-            _show(_robot_table(found.robots))
+            show_table(_robot_table(found.robots))
 
     @command(app, ListOptions, log=False)
     def jobs(options: ListOptions) -> None:
@@ -110,7 +110,7 @@ def add_commands(app: typer.Typer) -> None:
         if options.as_json:
             echo_json(found)
         else:
-            _show(_job_table(found))
+            show_table(_job_table(found))
 
     @command(app, SubmitOptions, log=False)
     def submit(options: SubmitOptions) -> None:
@@ -198,13 +198,15 @@ def _hold(fleet: FleetClient, held: Lease, ttl_s: float) -> None:
             next_s = time.monotonic() + 1.0
 
 
-def _show(table: Table) -> None:
+def show_table(table: Table) -> None:
+    """Print it."""
     from rich.console import Console
 
     Console().print(table)
 
 
-def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+def table_of(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """An empty one; the columns `right` are aligned there."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -217,7 +219,7 @@ def _robot_table(found: tuple[RobotState, ...]) -> Table:
     from rich.text import Text
 
     ready = sum(robot.health == "ready" for robot in found)
-    table = _table(
+    table = table_of(
         f"{len(found)} robots, {ready} ready",
         *("robot", "embodiment", "site", "health", "load", "job", "held by"),
         right=("load",),
@@ -242,7 +244,7 @@ def _job_table(found: tuple[JobState, ...]) -> Table:
     from rich.text import Text
 
     running = sum(job.phase == "running" for job in found)
-    table = _table(
+    table = table_of(
         f"{len(found)} jobs, {running} running",
         *("job", "kind", "phase", "robots", "episodes", "success", "tasks"),
         right=("episodes", "success"),

@@ -134,6 +134,11 @@ class DataDirectory:
         return self.root / "checkpoints"
 
     @property
+    def published(self) -> Path:
+        """What a trainer that is started again makes deltas from."""
+        return self.root / "published"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

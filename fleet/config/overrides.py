@@ -12,6 +12,7 @@ import typer
 from msgspec.structs import asdict
 
 from cloud_learner.buffer.maintenance.retention import Retention
+from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipe import Recipe
 from fleet.config.robot_config import RobotConfigText, read_json, read_robot_config
 from fleet.evaluation.injected_delay import parse_delay
@@ -209,3 +210,16 @@ def read_retention(text: str, usual: Retention) -> Retention:
     except msgspec.ValidationError as error:
         known = ", ".join(Retention.__struct_fields__)
         raise ConfigError(f"--retention: {error}. It may say: {known}.") from error
+
+
+def read_staleness(text: str, usual: StalenessBound | None) -> StalenessBound | None:
+    """What `--max-lag` says, S, S:WEIGHT or none, `usual` for ''. Raises `ConfigError`."""
+    if text in ("", "none"):
+        return None if text else usual
+    lag, _, weight = text.partition(":")
+    try:
+        return StalenessBound(int(lag), float(weight or 0.0))
+    except ValueError as error:
+        raise ConfigError(
+            f"--max-lag {text}: say S, in versions, such as 6; S:WEIGHT, such as 6:0.25; or none."
+        ) from error

@@ -15,14 +15,16 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
+from cloud_learner.rollout.config import RolloutConfig
 from fleet.config import recipes
-from fleet.config.overrides import Overrides, read_retention, unset
+from fleet.config.overrides import Overrides, read_retention, read_staleness, unset
 from hal.stop_devices.config import COMMANDS, StopDevicesConfig
 from wire.errors import ConfigError
 
 PORT = 5760
 WEB_PORT = 8080
 THINK_PORT = 5761
+RELAY_PORT = 5763
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
@@ -47,6 +49,23 @@ RetentionText = Annotated[
     unset(
         'What the buffer forgets by itself: JSON or a JSON file, such as {"max_bytes": 2e11}; default: as the recipe '
         "says, usually nothing."
+    ),
+]
+MaxLag = Annotated[
+    str,
+    unset(
+        "S: how many versions what the policy did may be behind when it arrives. S leaves out what is further behind, "
+        "S:WEIGHT weighs it down, none bounds nothing; default: as the recipe says, usually none. What people do and "
+        "demonstrations are never stale.",
+        metavar="S[:WEIGHT]",
+    ),
+]
+Canary = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the robots that try a new version first; it is promoted or rolled back by how they do. 0: all "
+        "robots at once.",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
@@ -124,6 +143,7 @@ class GatewayOptions(ProcessOptions):
         str, unset("What this gateway is called among those that share a ledger; default: as its machine.")
     ] = ""
     retention: RetentionText = ""
+    canary: Canary = 0.0
 
     @property
     def heard_stop_port(self) -> int:
@@ -161,12 +181,15 @@ class UpOptions(GatewayOptions):
     ] = "local"
     ray_address: Annotated[str, unset("The Ray cluster: auto or HOST:PORT; default: one of this machine alone.")] = ""
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
+    max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
     overrides: Annotated[Overrides, SIMULATED] = NOTHING
 
     def check(self) -> None:
-        """Raises `ConfigError` for options that contradict each other, and for a retention that says nothing known."""
+        """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
         read_retention(self.retention, Retention())
+        read_staleness(self.max_lag, None)
+        RolloutConfig(canary=self.canary)
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:
@@ -188,6 +211,7 @@ class TrainerOptions(ClientOptions):
     name: Name = "trainer"
     seed: Seed = 0
     max_steps: Annotated[int, typer.Option(help="Stop learning after so many gradient steps; 0: never.")] = 0
+    max_lag: MaxLag = ""
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
@@ -224,6 +248,14 @@ class ThinkServerOptions(ClientOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RelayOptions(ClientOptions):
+    name: Name = "relay"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")] = RELAY_PORT
+    host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    cache_mb: Annotated[int, typer.Option(min=1, help="Megabytes of memory for chunks of versions.")] = 512
+
+
+@dataclass(frozen=True, kw_only=True)
 class EdgeOptions(ClientOptions):
     """Of a robot's supervisor."""
 
@@ -238,6 +270,10 @@ class EdgeOptions(ClientOptions):
     operator: Operator = True
     think: Annotated[
         str, unset("A think server, tcp://HOST:PORT, that runs the slow path; default: this computer.")
+    ] = ""
+    relay: Annotated[
+        str,
+        unset("The site's `vla-fleet relay`, tcp://HOST:PORT, which is asked for weights first; its key: `relay`."),
     ] = ""
     site: Site = ""
     stop_key: Annotated[

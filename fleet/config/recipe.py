@@ -9,6 +9,9 @@ from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.maintenance.retention import Retention
+from cloud_learner.buffer.sampling.target import StalenessBound
+from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
@@ -81,7 +84,12 @@ class Recipe:
     """share of its velocity limits at which each robot moves at most"""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
+    publisher: PublisherConfig = field(default_factory=PublisherConfig)
+    """how versions travel"""
+    action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)
+    """which versions are not let out for what they do"""
     retention: Retention = field(default_factory=Retention)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """what of the experience is forgotten by itself; nothing unless it says so"""
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""
@@ -91,6 +99,14 @@ class Recipe:
     samples_per_insert: float = 0.0
     """online, at most so many steps are drawn for each step that was recorded since that phase began; 0: as many as
     the trainer manages"""
+    min_corrected_steps: int = 200
+    """a policy that is pretrained takes its first gradient step once so many steps can be imitated"""
+    max_samples_per_insert: float = 500.0
+    """and online at most so many steps are drawn for each step that can be imitated; 0: as many as the trainer
+    manages"""
+    staleness: StalenessBound | None = None
+    """how many versions a rollout may be behind when it arrives, and what the trainer makes of those further behind;
+    None: they count like all others"""
     validation: float = 0.0
     """share of the episodes that are never trained on, by their ids: the same ones for good"""
     cache_workers: int = 0

@@ -20,7 +20,7 @@ from hal.safety.rest import rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
-from robot_edge.uplink.weight_client import WeightSubscriber
+from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
 from wire.errors import ConfigError
 from wire.messages import Message

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import read_retention
+from fleet.config.overrides import read_retention, read_staleness
 from fleet.config.process_options import (
     ClientOptions,
     DemonstratorOptions,
     EvaluatorOptions,
     GatewayOptions,
+    RelayOptions,
     ThinkServerOptions,
     TrainerOptions,
 )
@@ -32,6 +33,7 @@ from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
 from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
 from wire.messages.gateway import Evaluate
+from wire.transport.keys import GATEWAY, load_pair
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
 
 log = logging.getLogger(__name__)
@@ -49,10 +51,13 @@ def run_gateway(options: GatewayOptions) -> None:
     urgent_threads()
     recipe, data = options.make_recipe(), DataDirectory(options.root)
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
+    if options.canary:
+        recipe = replace(recipe, rollout=replace(recipe.rollout, canary=options.canary))
     data.keep_buffer_at(options.ledger, options.store, options.gateway_name)
     allow_connections()
     shutdown = ShutdownSignal()
     channel = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", data.keys, apart=True, enrols=True)
+    secret = load_pair(data.keys, GATEWAY).secret
     heard = ZmqServer(
         f"tcp://{options.host}:{options.heard_stop_port or '*'}", data.keys, apart=True, option="--stop-port"
     )
@@ -63,7 +68,8 @@ def run_gateway(options: GatewayOptions) -> None:
         undo.callback(channel.close)
         undo.callback(stops.close)
         made = wait_for_buffer(
-            lambda: factories.make_gateway(recipe, data, channel, stops=stops), lambda: shutdown.requested
+            lambda: factories.make_gateway(recipe, data, channel, stops=stops, secret=secret),
+            lambda: shutdown.requested,
         )
         if made is None:
             return
@@ -97,6 +103,7 @@ def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
     limit_threads()
     recipe = options.overrides.applied(options.make_recipe(options.seed))
+    recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
     with gateway_channel(options, options.name) as channel:
@@ -113,6 +120,7 @@ def run_trainer(options: TrainerOptions) -> None:
             from wire.metrics import MetricsServer
 
             MetricsServer(options.metrics_host, options.metrics_port, TrainerMetrics(trainer, MonotonicClock()))
+        trainer.start()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
@@ -190,6 +198,25 @@ def run_think_server(options: ThinkServerOptions) -> None:
             server.poll()
             server.subscriber.session.raise_if_rejected()
     robots.close()
+
+
+def run_relay(options: RelayOptions) -> None:
+    """Pass weights on to the robots of a site (`edge --relay tcp://HOST:PORT`): its uplink carries each chunk once."""
+    from robot_edge.relay.chunk_relay import ChunkRelay
+
+    shutdown = ShutdownSignal()
+    with (
+        contextlib.closing(
+            ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, options.name)
+        ) as robots,
+        gateway_channel(options, options.name) as channel,
+    ):
+        relay = ChunkRelay(options.name, robots, channel, MonotonicClock(), options.cache_mb * 1_000_000)
+        log.info("robots of this site connect to %s", robots.endpoint)
+        while not (shutdown.requested or relay.stopping):
+            wait_any([robots, channel], 0.1)
+            relay.poll()
+            relay.session.raise_if_rejected()
 
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:

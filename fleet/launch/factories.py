@@ -32,11 +32,15 @@ from wire.types import PolicyCapabilities
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.loading.config import DatasetConfig
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
+    from cloud_learner.buffer.store.store import SegmentStore
     from cloud_learner.gateway.peers import AuthenticatedServerChannel
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.stop_server import StopServer
     from cloud_learner.operator.view import FleetView
+    from cloud_learner.training.action_check import ActionCheck
+    from cloud_learner.training.learner import Learner
     from cloud_learner.training.trainer import Trainer
     from policies.interface.policy import LearnedPolicy
 
@@ -127,16 +131,19 @@ def make_gateway(
     channel: AuthenticatedServerChannel,
     clock: Clock | None = None,
     stops: StopServer | None = None,
+    secret: bytes = b"",
 ) -> tuple[Gateway, FleetView, Ledger, MaintenanceThread]:
     """The gateway on `data`, its view for the page, the ledger to close at the end, and maintenance, not started.
 
     `clock`: that of robots which do not run in real time, for leases and health. `stops`: their own way, not started.
+    `secret`: its own key's, by which manifests of versions are signed.
     """
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.storage.ingest import Ingest
     from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
+    from wire.weights.manifest import Signer
 
     ledger, store = data.buffer.open_writer()
     clock = clock or MonotonicClock()
@@ -151,8 +158,10 @@ def make_gateway(
         view.add_evaluation(evaluation, t_s)
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
-    weights = WeightStore.open(data.weights, ledger, store.objects)
-    gateway = Gateway(channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops)
+    weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
+    gateway = Gateway(
+        channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops, rollout=recipe.rollout
+    )
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
 
@@ -177,7 +186,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetC
     mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
     return DatasetConfig(
         tasks=recipe.instructions,
-        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix),
+        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix, staleness=recipe.staleness),
         batch=algorithm.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
@@ -213,8 +222,10 @@ def make_trainer(
     `InvalidDataError` for an unknown snapshot.
     """
     from cloud_learner.buffer.loading.dataset import ReplayDataset
+    from cloud_learner.training.config import TrainerConfig
     from cloud_learner.training.learner import Learner
-    from cloud_learner.training.trainer import Trainer, TrainerConfig
+    from cloud_learner.training.publisher import VersionPublisher
+    from cloud_learner.training.trainer import Trainer
 
     with contextlib.ExitStack() as undo:
         # before the policy is built, which takes a while: who waits for the buffer asks often
@@ -226,20 +237,55 @@ def make_trainer(
         asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
         dataset = ReplayDataset(ledger, store, recipe.spec, asked)
         undo.enter_context(dataset)
+        pretrained = getattr(policy, "pretrained", False)
+        # what is there once and for all, and how much is learned of it, has been chosen by whoever says so
+        bounded = pretrained and not (snapshot or max_steps)
         config = TrainerConfig(
             # a snapshot has what it has
             demonstrations=0 if snapshot else recipe.demonstrations * len(recipe.tasks),
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
-            pretrained=getattr(policy, "pretrained", False),
+            pretrained=pretrained,
             by_people=recipe.people_only,
+            min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
+            max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
         learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
+        check = _make_action_check(recipe, learner, dataset, store, seed)
+        publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
-            name, learner, policy.set_normalization, dataset, ledger, gateway, data.checkpoints, clock, config
+            name,
+            learner,
+            policy.set_normalization,
+            dataset,
+            ledger,
+            gateway,
+            data.checkpoints,
+            clock,
+            config,
+            publisher,
         )
         undo.pop_all()
     return trainer
+
+
+def _make_action_check(
+    recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
+) -> ActionCheck | None:
+    """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
+    from cloud_learner.buffer.loading.observations import choose_rows, read_observations
+    from cloud_learner.training.action_check import ActionCheck, HeldSource
+    from policies.common.weights import share_frozen
+
+    if not recipe.action_check.observations:
+        return None
+    policy = recipe.make_policy(recipe.spec, seed)
+    share_frozen(policy.module, learner.policy.module)
+    source = HeldSource(
+        lambda count: choose_rows(dataset.universe, count),
+        lambda rows: read_observations(rows, store.read, recipe.spec, recipe.instructions),
+    )
+    return ActionCheck(policy, source, recipe.action_check, learner.random_lock)
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

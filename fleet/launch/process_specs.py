@@ -54,14 +54,22 @@ class ProcessSpecs:
     """that the recipe was made from, absolute"""
 
     def make_gateway(
-        self, host: str, port: int, web_host: str, web_port: int, retention: str = "", stop_port: int | None = None
+        self,
+        host: str,
+        port: int,
+        web_host: str,
+        web_port: int,
+        retention: str = "",
+        stop_port: int | None = None,
+        canary: float = 0.0,
     ) -> ProcessSpec:
         given = {"host": host, "port": port, "web_host": web_host, "web_port": web_port, "retention": retention}
-        given["stop_port"] = stop_port
+        given |= {"stop_port": stop_port, "canary": canary}
         return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
-    def make_trainer(self) -> ProcessSpec:
-        return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions), nice=5)
+    def make_trainer(self, max_lag: str = "") -> ProcessSpec:
+        """`max_lag`: as `fleet.config.overrides.read_staleness` reads it."""
+        return replace(self._part(TRAINER, Role.trainer, "trainer", TrainerOptions, max_lag=max_lag), nice=5)
 
     def make_evaluator(self) -> ProcessSpec:
         return replace(self._part(EVALUATOR, Role.evaluator, "evaluator", EvaluatorOptions), nice=15)

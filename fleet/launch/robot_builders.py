@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 
 KEYS = "keys"
 """who commands by a key beside the robot, and the channel on which the uplink hears it"""
+RELAY = "relay"
+"""the name of a site's relay"""
 PARTS = ("robot", "control", "inference", "thinker", "uplink")
 THINKING = frozenset(("inference", "thinker"))
 """those that run the policy"""
@@ -94,6 +96,8 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     load_public(options.key_directory, GATEWAY)
     if options.think:
         load_public(options.key_directory, THINKER)
+    if options.relay:
+        load_public(options.key_directory, RELAY)
     if options.metrics_port:
         from wire.metrics import MetricsServer
 
@@ -261,11 +265,21 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     stops.start()
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
         quota = quota_bytes("--spool-max", options.spool_max)
-        uplink = Uplink(name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota)
+        relay = relay_channel(options)
+        uplink = Uplink(
+            name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=relay
+        )
         uplink.operator, uplink.keys = inbox, keys
         if options.metrics_port:
             _show_metrics(uplink, clock, options)
-        run_uplink(uplink, channel, inference, inbox.socket, keys)
+        run_uplink(uplink, channel, inference, inbox.socket, keys, *([relay] if relay is not None else []))
+        if relay is not None:
+            relay.close()
+
+
+def relay_channel(options: EdgeOptions) -> ZmqClient | None:
+    """The connection to the site's relay, None where there is none. Raises `ConfigError`."""
+    return ZmqClient(options.relay, options.name, options.key_directory, RELAY) if options.relay else None
 
 
 def _show_metrics(uplink: Uplink, clock: Clock, options: EdgePartOptions) -> None:

@@ -155,7 +155,9 @@ class Up:
         web_host, retention, stop_port = options.web_host, options.retention, options.heard_stop_port
         if stop_port:
             free_port(stop_port, host, "--stop-port")
-        self.backend.start(self.parts.make_gateway(host, port, web_host, web_port, retention, stop_port))
+        self.backend.start(
+            self.parts.make_gateway(host, port, web_host, web_port, retention, stop_port, options.canary)
+        )
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
         self._wait_until(self._refresh, START_S, late)
         missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
@@ -170,7 +172,7 @@ class Up:
             self._wait_until(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
         if self._builds:
             self._build_policy()
-        self.backend.start(self.parts.make_trainer())
+        self.backend.start(self.parts.make_trainer(self.options.max_lag))
         if self.options.think_server:
             self.backend.start(self.parts.make_thinker())
         if not self.recipe.people_only:

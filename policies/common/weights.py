@@ -174,6 +174,17 @@ def refresh(network: nn.Module, module: nn.Module) -> None:
                         getattr(target, tensors)[key].copy_(value)
 
 
+def share_frozen(module: nn.Module, of: nn.Module) -> None:
+    """Let `module` compute with the frozen parameters of another one of its kind: so they are in memory once."""
+    theirs = dict(of.named_parameters())
+    for name, parameter in module.named_parameters():
+        other = theirs.get(name)
+        if other is None or other.requires_grad or parameter.requires_grad:
+            continue
+        if other.shape == parameter.shape and other.dtype == parameter.dtype:
+            parameter.data = other.data
+
+
 def trainable_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """The tensors a weights file carries, by their names in `state_dict`: all that training changes.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.interface.policy import Policy, check_observation
 from robot_edge.inference.slow_path import think
-from robot_edge.uplink.weight_client import WeightSubscriber
+from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, InvalidDataError
 from wire.identity.permissions import Port, may_send

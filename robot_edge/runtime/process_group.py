@@ -153,7 +153,7 @@ def run_latent_worker(worker: LatentWorker, channel: SharedChannel) -> None:
         worker.poll()
 
 
-def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | int) -> None:
+def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | ZmqClient | int) -> None:
     """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
 
     `local`: its channels to other processes of this computer but control, or what can be read when they have

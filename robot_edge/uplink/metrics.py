@@ -22,4 +22,4 @@ class UplinkMetrics:
         yield GaugeMetricFamily(f"{PREFIX}edge_accepted", "1 while the gateway lets the robot in.", uplink.accepted)
         status, link_age_s = uplink.status, (self._clock.now_ns() - uplink.heard_ns) / 1e9
         # before control has reported there is nothing to show but the names
-        yield from robot_metrics([RobotSample(status, link_age_s, uplink.newest_version)] if status else [])
+        yield from robot_metrics([RobotSample(status, link_age_s, uplink.weights.announced)] if status else [])

@@ -25,11 +25,12 @@ from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
-from robot_edge.uplink.weight_client import WeightClient
+from robot_edge.uplink.weights.client import WeightClient
 from wire.clock import Clock, clock_name
 from wire.messages import Message
 from wire.messages.gateway import (
     Ack,
+    Deltas,
     EdgeEvent,
     EdgeStatus,
     Hello,
@@ -88,9 +89,10 @@ class Uplink:
         segment_steps: int = 80,
         stops: StopLink | None = None,
         spool_bytes: int = 0,
+        relay: Channel | None = None,
     ) -> None:
         """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
-        told of stops. `spool_bytes`: as of `Spool`. Raises `StorageError`."""
+        told of stops. `spool_bytes`: as of `Spool`; `relay`: as of `WeightClient`. Raises `StorageError`."""
         self.name = name
         self.spool = Spool(directory / "spool.sqlite", spool_bytes)
         """only its thread reads or writes it once there is one"""
@@ -99,18 +101,16 @@ class Uplink:
         self._disk = SpoolThread(name, self.spool, clock)
         self.link = GatewayLink(name, gateway, clock)
         self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
-        self.weights = WeightClient(directory / "weights", gateway, clock)
+        self.weights = WeightClient(directory / "weights", gateway, clock, relay=relay)
         self.stopping = False
         self.status: EdgeStatus | None = None
         """the newest one, with what the uplink itself knows"""
-        self.newest_version = 0
-        """that was announced, whether it is here or not"""
         self.operator: Channel | None = None
         """to a process beside the robot that sees each status and event, and may command it without a gateway"""
         self.keys: Channel | None = None
         """from keys beside the robot, which command it likewise and see nothing"""
         self._recorder = EpisodeRecorder(name, self.spool, self._disk, control, clock, segment_steps)
-        self._gateway = gateway
+        self._gateway, self._relay = gateway, relay
         self._control = control
         self._inference = inference
         self._clock = clock
@@ -164,6 +164,7 @@ class Uplink:
             (None if self._recorder.overloaded else self._control, self._from_control),
             (self._inference, self._from_inference),
             (self._gateway, self._from_gateway),
+            (self._relay, self._from_relay),
             (self.operator, self._from_operator),
             (self.keys, self._from_operator),
         ):
@@ -242,6 +243,7 @@ class Uplink:
             case EdgeEvent():
                 self._keep_event(message)
             case Hello():
+                self.weights.check.spec_hash = message.spec.hash if message.spec is not None else ""
                 self.link.introduce(msgspec.structs.replace(message, name=self.name, clock=clock_name()))
                 self._control_done = False
                 if self._control_pid not in (0, message.pid):
@@ -349,11 +351,8 @@ class Uplink:
                 if reason != self._gateway_fault:
                     log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._gateway_fault = reason
-            case VersionAvailable(version=version):
-                self.newest_version = version.number
-                self.weights.fetch(version)
-            case WeightBytes():
-                self.weights.add_part(message)
+            case VersionAvailable() | Deltas() | WeightBytes():
+                self.weights.handle_message(message)
             case Job():
                 self._job = message
                 self._control.send(message)
@@ -365,6 +364,7 @@ class Uplink:
                     self.sender.on_connected()
                 if isinstance(message, HelloAck):
                     self.sender.on_credit(message.credit_bytes)
+                    self.weights.set_signing_key(message.signing_key)
                     self._watch(message.watched)
                     self._preview_s = message.preview_s
                     if self._stops is not None:
@@ -373,6 +373,12 @@ class Uplink:
                 self.stop()
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
+
+    def _from_relay(self, message: Message) -> None:
+        if isinstance(message, WeightBytes):
+            self.weights.add_part(message, by_relay=True)
+        else:
+            log.warning("robot '%s': the relay sent what is not for it: %.200r", self.name, message)
 
     def _from_operator(self, message: Message) -> None:
         if isinstance(message, OperatorCommand) and message.robot == self.name:

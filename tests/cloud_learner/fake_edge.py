@@ -142,7 +142,7 @@ class FakeEdge:
             )
         )
 
-    def episode(self, outcome: str = "success", *, human: bool = False) -> Segment | None:
+    def episode(self, outcome: str = "success", *, human: bool = False, version: int = 3) -> Segment | None:
         """Run one episode of the job and send it, if there is one to run and the right version acts."""
         self.between()
         job = self.job
@@ -158,7 +158,7 @@ class FakeEdge:
         name = f"{self.name}-{self.pid}-{self.number:06d}"
         builder = SegmentBuilder(Episode(name, self.name, SPEC.hash, task, seed, source, 1_000), 100)
         for tick in range(3):
-            builder.step(samples.step(tick, Actor.human if human else Actor.policy))
+            builder.step(samples.step(tick, Actor.human if human else Actor.policy, version=version))
         segment = builder.end(outcome, self.clock.now_ns())
         assert segment is not None
         if outcome != "aborted":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from fleet.config.recipe import Recipe
@@ -52,8 +53,8 @@ class Sway:
 
     def load(self, weights: bytes, version: int) -> None:
         try:
-            self.amplitude = float(json.loads(weights)["amplitude"])
-        except (ValueError, KeyError) as error:
+            self.amplitude = float(safetensors.numpy.load(weights)["amplitude"][0])
+        except (SafetensorError, KeyError, IndexError) as error:
             raise WeightsError(f"version {version} is no amplitude: {error}") from error
         self.version = version
 

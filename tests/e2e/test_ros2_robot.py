@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from robot_edge.ros2.diagnostics import ERROR, OK, WARN
 from tests.e2e.ros_cell import NAMESPACE, ROOT, Cell
@@ -62,7 +64,7 @@ def test_a_robot_is_driven_lost_and_found_again(cell: Cell) -> None:
 
     robot = cell.start_robot()
     cell.wait("the robot speaks", lambda: cell.joints)
-    cell.publish(b'{"amplitude": 0.6}')
+    cell.publish(safetensors.numpy.save({"amplitude": np.array([0.6])}))
     # The node may hear of the robot later than this process does.
     cell.wait("it is configured", lambda: cell.change(CONFIGURE))
     assert cell.state() == "inactive"
@@ -136,7 +138,7 @@ def test_an_edge_that_cannot_go_on_is_put_away_with_the_reason(cell: Cell) -> No
     cell.start_robot()
     node = cell.start_node()
     cell.wait("the robot speaks", lambda: cell.joints)
-    cell.publish(b'{"amplitude": 0.6}')
+    cell.publish(safetensors.numpy.save({"amplitude": np.array([0.6])}))
     # The node may hear of the robot later than this process does.
     cell.wait("it is configured", lambda: cell.change(CONFIGURE))
     assert cell.change(ACTIVATE)

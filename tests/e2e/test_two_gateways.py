@@ -18,7 +18,7 @@ import pytest
 from benchmarks.wire.samples import RECIPE, SEGMENTS, SPEC, TASKS, robot_names, segments_of, status
 from cloud_learner.buffer.location import BufferLocation
 from fleet.config.data_directory import DataDirectory
-from tests import postgres
+from tests import postgres, samples
 from wire.clock import clock_name
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -152,7 +152,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def publish(trainer: Peer, number: int) -> bytes:
-    data = os.urandom(300_000)
+    data = samples.weights(number, 300_000)
     version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 1, 1, 1)
     trainer.channel.send(Publish(version))
     trainer.channel.send(WeightBytes(number, 0, data))

@@ -18,7 +18,7 @@ from wire.messages.gateway import Ack, Heartbeat, Hello, RecordedChunk, Segment,
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
 from wire.types import Observation
 
-GOLDEN_SEGMENT = "7770c13ad22c4b39"
+GOLDEN_SEGMENT = "743d3aac89149b88"
 
 
 def whole_segment() -> Segment:
@@ -87,22 +87,22 @@ def test_optional_parts() -> None:
 
 def test_golden_bytes_of_the_wire() -> None:
     """Bytes that peers of this protocol version rely on; a change here needs a new PROTOCOL_VERSION."""
-    assert codec.PROTOCOL_VERSION == 5
+    assert codec.PROTOCOL_VERSION == 6
     assert encode(Heartbeat(5)) == bytes.fromhex(
-        "0584a474797065a9486561727462656174a773656e745f6e7305a76563686f5f6e7300a96563686f65645f6e7300"
+        "0684a474797065a9486561727462656174a773656e745f6e7305a76563686f5f6e7300a96563686f65645f6e7300"
     )
     digest = hashlib.sha256(encode(whole_segment())).hexdigest()
     assert digest[:16] == GOLDEN_SEGMENT
 
 
 def test_another_protocol_version_says_which_side_to_upgrade() -> None:
-    with pytest.raises(ProtocolError, match="protocol 6, newer than this side's 5: upgrade vla-fleet here"):
-        decode(b"\x06" + encode(Heartbeat(1))[1:])
-    with pytest.raises(ProtocolError, match="protocol 4, older than this side's 5: upgrade vla-fleet there"):
-        decode(b"\x04" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="protocol 7, newer than this side's 6: upgrade vla-fleet here"):
+        decode(b"\x07" + encode(Heartbeat(1))[1:])
+    with pytest.raises(ProtocolError, match="protocol 5, older than this side's 6: upgrade vla-fleet there"):
+        decode(b"\x05" + encode(Heartbeat(1))[1:])
 
 
-@pytest.mark.parametrize("data", [b"", b"\x05", b"\x05\xc1", b"\x05" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\x06", b"\x06\xc1", b"\x06" + b"\x91" * 2000, encode(Ack(("a",)))[:-1]])
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data)
@@ -112,7 +112,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused_or_a_message(data: bytes) -> None:
     try:
-        decode(b"\x05" + data)
+        decode(b"\x06" + data)
     except ProtocolError as error:
         assert str(error)
 
@@ -136,7 +136,7 @@ def test_arrays_that_do_not_fit_are_refused(array: object) -> None:
     good = msgspec.msgpack.decode(encode(request())[1:])
     good["observation"]["state"] = array
     with pytest.raises(ProtocolError):
-        decode(b"\x05" + msgspec.msgpack.encode(good))
+        decode(b"\x06" + msgspec.msgpack.encode(good))
 
 
 def test_unknown_dtype_is_not_sent() -> None:
@@ -160,7 +160,7 @@ def test_a_spec_that_makes_no_sense_is_no_message() -> None:
     hello = msgspec.msgpack.decode(encode(Hello("r", "edge", "c", 1, 1, samples.spec()))[1:])
     hello["spec"]["state"][0]["low"] = 5.0
     with pytest.raises(ProtocolError, match="not below high"):
-        decode(b"\x05" + msgspec.msgpack.encode(hello))
+        decode(b"\x06" + msgspec.msgpack.encode(hello))
 
 
 @pytest.mark.parametrize("shape", [[3] * 100_000, [0, 2**63], [2**40], [-1], 5])
@@ -179,7 +179,7 @@ def test_each_type_has_a_cap_which_is_looked_at_before_the_message_is_read() -> 
         with pytest.raises(MessageTooLargeError, match=f"a {type(small).__name__} of 1000"):
             decode(encode(small))
     with pytest.raises(MessageTooLargeError, match="cap"):
-        decode(b"\x05" + b"\xc1" * 1_000_000)
+        decode(b"\x06" + b"\xc1" * 1_000_000)
 
 
 def test_a_message_that_is_handed_on_is_looked_at_no_further_than_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_message_that_is_handed_on_is_looked_at_no_further_than_its_kind(monke
     assert isinstance(codec.decode_unless(encode(Heartbeat(1)), {Segment}), Heartbeat)
     # what comes behind is for whoever decodes it; what it may not be at all is refused now
     assert isinstance(codec.decode_unless(segment[:-5], {Segment}), codec.Undecoded)
-    for wrong in (b"", b"\x05", b"\x63" + segment[1:], b"\x05nonsense"):
+    for wrong in (b"", b"\x06", b"\x63" + segment[1:], b"\x06nonsense"):
         with pytest.raises(ProtocolError):
             codec.decode_unless(wrong, {Segment})
     monkeypatch.setattr(codec, "MAX_MESSAGE_BYTES", 100)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from wire.messages import Message
-from wire.messages.fleet import AcquireLease, CancelJob, ListFleet, ReleaseLease, RenewLease, SubmitJob
+from wire.messages.fleet import AcquireLease, CancelJob, ChangeVersions, ListFleet, ReleaseLease, RenewLease, SubmitJob
 from wire.messages.gateway import (
     EdgeEvent,
     EdgeStatus,
     Evaluate,
     Evaluation,
+    FetchDeltas,
     FetchWeights,
     Heartbeat,
     Hello,
@@ -40,10 +41,14 @@ class Port(StrEnum):
     """the gateway's way of stops"""
     think = "think"
     """a think server"""
+    relay = "relay"
+    """of a site"""
 
 
 _RECORDERS = (Role.edge, Role.demonstrator)
-_LEARNERS = (Role.trainer, Role.evaluator, Role.thinker)
+_LEARNERS = (Role.trainer, Role.evaluator, Role.thinker, Role.relay)
+_RUNNERS = (Role.edge, Role.evaluator, Role.thinker)
+"""of versions"""
 _ALL = (*_RECORDERS, *_LEARNERS, *CALLERS)
 
 MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
@@ -55,13 +60,15 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         Preview: _RECORDERS,
         EdgeEvent: _RECORDERS,
         VersionActivated: _RECORDERS,
-        FetchWeights: (Role.edge, Role.evaluator, Role.thinker),
+        FetchWeights: (*_RUNNERS, Role.relay),
+        FetchDeltas: _RUNNERS,
         Publish: (Role.trainer,),
         WeightBytes: (Role.trainer,),
         TrainerStatus: (Role.trainer,),
         Evaluate: (Role.evaluator,),
         Evaluation: (Role.evaluator,),
         OperatorCommand: (Role.teleoperator,),
+        ChangeVersions: (Role.console,),
         **dict.fromkeys((ListFleet, SubmitJob, CancelJob, AcquireLease, RenewLease, ReleaseLease), CALLERS),
     },
     Port.stops: {
@@ -70,6 +77,7 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         OperatorCommand: CALLERS,
     },
     Port.think: {ThinkRequest: (Role.edge,)},
+    Port.relay: {FetchWeights: _RUNNERS},
 }
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from wire.messages import LARGE_BYTES, Message
-from wire.types import Lease, RobotSpec
+from wire.types import Lease, PolicyVersion, RobotSpec
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -121,6 +121,48 @@ class RobotState(msgspec.Struct, frozen=True):
     job: str = ""
 
 
+class VersionAction(StrEnum):
+    """What a person wants with policy versions."""
+
+    list = "list"
+    promote = "promote"
+    """all robots run it"""
+    rollback = "rollback"
+    """go back to it, 0: undo the newest step; nothing newer acts by itself until `thaw`"""
+    pin = "pin"
+    """a robot, or all, run it whatever comes; 0: no more"""
+    freeze = "freeze"
+    """nothing is tried or promoted by itself"""
+    thaw = "thaw"
+
+
+class VersionStatus(msgspec.Struct, frozen=True):
+    """A policy version and how far it is."""
+
+    version: PolicyVersion
+    state: str
+    """candidate, canary, promoted, rolled_back or superseded"""
+    current: bool = False
+    """what robots run that try nothing"""
+    reference: bool = False
+    """the promoted one with the best record"""
+    robots: tuple[str, ...] = ()
+    """that run it now"""
+    pinned: tuple[str, ...] = ()
+    """robots that are pinned to it; `all`: the fleet"""
+    episodes: int = 0
+    """in which it alone acted, and that ended with a verdict"""
+    successes: int = 0
+    note: str = ""
+    """why it is in this state"""
+    frozen: bool = False
+    """whether versions are frozen; of all the same"""
+    here: bool = True
+    """whether its file is here"""
+    delta_bytes: int = 0
+    """of its delta, 0 when it has none here"""
+
+
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +208,17 @@ class ReleaseLease(Message, frozen=True, eq=False):
     number: int
 
 
+class ChangeVersions(Message, frozen=True, eq=False):
+    """Have something done with policy versions; answered with all of them."""
+
+    call: int
+    action: str = VersionAction.list
+    """a `VersionAction`"""
+    number: int = 0
+    robot: str = ""
+    """to pin; "" for all"""
+
+
 class Response(Message, frozen=True, eq=False):
     """To every call: what it asked for, or why not."""
 
@@ -175,6 +228,7 @@ class Response(Message, frozen=True, eq=False):
     lease: Lease | None = None
     robots: tuple[RobotState, ...] = ()
     jobs: tuple[JobState, ...] = ()
+    versions: tuple[VersionStatus, ...] = ()
     specs: dict[str, RobotSpec] = msgspec.field(default_factory=dict)
     """with `ListFleet`: by spec hash"""
 

@@ -10,8 +10,16 @@ from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
 from wire.messages.recording import CameraFrames as CameraFrames
 from wire.messages.recording import RecordedChunk as RecordedChunk
 from wire.messages.recording import TerminalObservation as TerminalObservation
+from wire.messages.versions import Deltas as Deltas
+from wire.messages.versions import FetchDeltas as FetchDeltas
+from wire.messages.versions import FetchWeights as FetchWeights
+from wire.messages.versions import Publish as Publish
+from wire.messages.versions import Published as Published
+from wire.messages.versions import VersionActivated as VersionActivated
+from wire.messages.versions import VersionAvailable as VersionAvailable
+from wire.messages.versions import WeightBytes as WeightBytes
 from wire.stop_state import StopState
-from wire.types import Actor, Episode, PolicyCapabilities, PolicyVersion, RobotSpec
+from wire.types import Actor, Episode, RobotSpec
 
 # --- anyone to the gateway -------------------------------------------------------------------------------------------
 
@@ -42,14 +50,6 @@ class Heartbeat(Message, frozen=True, eq=False):
     """`received_ns` of the newest `HelloAck`, 0: there was none"""
     echoed_ns: int = 0
     """when that came, by the sender's clock"""
-
-
-class FetchWeights(Message, frozen=True, eq=False):
-    """Ask for bytes [offset, offset + size) of a version."""
-
-    number: int
-    offset: int
-    size: int
 
 
 # --- an edge to the gateway ------------------------------------------------------------------------------------------
@@ -168,15 +168,6 @@ class Preview(Message, frozen=True, eq=False):
     jpeg: bytes
 
 
-class VersionActivated(Message, frozen=True, eq=False):
-    """The robot's inference now runs this version."""
-
-    robot: str
-    number: int
-    applied_ns: int
-    trained: PolicyCapabilities = PolicyCapabilities()
-
-
 class EdgeEvent(Message, frozen=True, eq=False):
     """Something happened on a robot that a person should hear of, and that is kept."""
 
@@ -211,6 +202,8 @@ class HelloAck(Message, frozen=True, eq=False):
     may be larger, 0: none for now"""
     preview_s: float = 1.0
     """between two pictures of a camera for people: the more robots, the longer; one that a person drives sends more"""
+    signing_key: bytes = b""
+    """Ed25519, of manifests; b'' where nothing is signed"""
 
 
 class Rejection(Message, frozen=True, eq=False):
@@ -256,22 +249,6 @@ class Job(Message, frozen=True, eq=False):
     """evaluation: the policy version that must act; 0: the newest"""
     lease: int = 0
     """number of the lease the robot is held by"""
-
-
-class VersionAvailable(Message, frozen=True, eq=False):
-    """A new policy version can be fetched."""
-
-    version: PolicyVersion
-    announced_ns: int
-
-
-class WeightBytes(Message, frozen=True, eq=False):
-    """Part of a version's weights: fetched from the gateway, or published to it."""
-
-    max_bytes: ClassVar[int] = LARGE_BYTES
-    number: int
-    offset: int
-    data: bytes
 
 
 START_FRESH_S = 1.0
@@ -331,21 +308,6 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
 
-class Publish(Message, frozen=True, eq=False):
-    """The trainer offers a version; its bytes follow as `WeightBytes`, in order."""
-
-    max_bytes: ClassVar[int] = LARGE_BYTES
-    version: PolicyVersion
-    trained: tuple[int, ...] = ()
-    """numbers of the episodes that were first trained on since the version's parent"""
-
-
-class Published(Message, frozen=True, eq=False):
-    """The version is on disk, committed and announced."""
-
-    number: int
-
-
 class TrainerStatus(Message, frozen=True, eq=False):
     """How learning goes."""
 
@@ -356,9 +318,17 @@ class TrainerStatus(Message, frozen=True, eq=False):
     imitated_steps: int
     cached_segments: int
     phase: str
-    """waiting, pretraining or online"""
+    """waiting, pretraining, online, rate limited or finished"""
     echo: float = 1.0
     """draws of a step, on average, while it is in the trainer's cache; 1 where all fits"""
+    refused: int = 0
+    """versions that the trainer itself did not let out"""
+    refusal: str = ""
+    """why the newest one was not, '' when it was"""
+    rollout_steps: int = 0
+    """of its tasks in the buffer: what the policy did by itself"""
+    stale_steps: int = 0
+    """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

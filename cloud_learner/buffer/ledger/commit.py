@@ -17,7 +17,7 @@ from sqlalchemy import bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cloud_learner.buffer.check import MAX_STEPS
-from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, largest_lag, summarise_control
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import unknown_spec
 from cloud_learner.buffer.ledger.rows import Journaled
@@ -32,6 +32,7 @@ _FACTS = Episode.__struct_fields__
 
 _KNOWN = sa.select(_s.row).where(_s.id == bindparam("id"))
 _EPISODE = sa.select(tables.episodes).where(_e.id == bindparam("id"))
+_NEWEST_VERSION = sa.select(sa.func.coalesce(sa.func.max(tables.versions.c.number), 0))
 _SPEC_KNOWN = sa.select(tables.specs.c.hash).where(tables.specs.c.hash == bindparam("hash"))
 _INSERT_EPISODE = sa.insert(tables.episodes)
 _NEW_EPISODE = {
@@ -79,7 +80,12 @@ def commit_segments(
     known with another robot, task, spec or source, has another segment of that index, or if its spec is unknown.
     """
     added: dict[str, Counter[str]] = {}
-    rows = [_commit_segment(connection, gateway, segment, at, ns, committed_ns, added) for segment, at, ns in segments]
+    # one for all of them: what lag they arrived with is settled here, for good
+    newest = connection.scalar(_NEWEST_VERSION) or 0
+    rows = [
+        _commit_segment(connection, gateway, segment, at, ns, committed_ns, newest, added)
+        for segment, at, ns in segments
+    ]
     for robot, tally in added.items():
         connection.execute(_TALLY[connection.dialect.name], {"robot": robot, **tally})
     return rows
@@ -92,6 +98,7 @@ def _commit_segment(
     at: Journaled,
     received_ns: int,
     committed_ns: int,
+    newest_version: int,
     tallies: dict[str, Counter[str]],
 ) -> int | None:
     """`tallies`: by robot, what is to be added to the table of that name."""
@@ -108,8 +115,8 @@ def _commit_segment(
     number = episode["number"]
     control = summarise_control(segment.actor)
     new_ticks = _count_new_ticks(connection, episode, segment)
-    interventions = 0
-    if segment.episode.source != "demonstration":
+    interventions, demonstration = 0, segment.episode.source == "demonstration"
+    if not demonstration:
         interventions = _new_interventions(connection, number, segment.index, control)
     values = {
         "id": segment.id,
@@ -126,6 +133,8 @@ def _commit_segment(
         "reward_sum": float(segment.reward.sum(dtype=np.float64)),
         "frames": sum(len(frames.encoded) for frames in segment.frames.values()),
         "runs": find_runs(segment.actor, segment.version).astype("<i4").tobytes(),
+        "newest_version": newest_version,
+        "lag": largest_lag(segment.actor, segment.version, demonstration, newest_version),
         "bytes": at.bytes,
         "sha256": at.sha256,
         "gateway": gateway,

@@ -221,6 +221,8 @@ class Ledger(Database):
     episodes_of_version = _reads(lineage.episodes_of_version)
     versions_of_episode = _reads(lineage.versions_of_episode)
     known_to = _reads(lineage.known_to)
+    kept_rollout = _reads_own(lineage.kept_rollout)
+    keep_rollout = _writes_own(lineage.keep_rollout)
 
     # measurements, events, labels
     add_evaluation = _writes(ledger_notes.add_evaluation)
@@ -268,3 +270,4 @@ class Ledger(Database):
     totals = _reads(ledger_segments.totals)
     robot_totals = _reads(ledger_segments.robot_totals)
     shares = _reads(ledger_segments.shares)
+    lags = _reads(ledger_segments.lags)

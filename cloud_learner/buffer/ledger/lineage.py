@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
+from cloud_learner.buffer.ledger.notes import read_meta, write_meta
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.ledger.segments import chunks
 from wire.errors import InvalidDataError
@@ -83,6 +84,20 @@ def versions_of_episode(connection: sa.Connection, episode_id: str) -> tuple[int
     found = first.cte("found", recursive=True)
     found = found.union(sa.select(_v.number).join(found, _v.parent == found.c.version))
     return tuple(connection.scalars(sa.select(found.c.version).order_by(found.c.version)))
+
+
+_ROLLOUT = "rollout"
+"""key in `meta`, with the gateway's number: each decides for its own robots"""
+
+
+def kept_rollout(connection: sa.Connection, gateway: int) -> str:
+    """What the gateway keeps of how far versions are, '' when nothing yet."""
+    return read_meta(connection, f"{_ROLLOUT} {gateway}")
+
+
+def keep_rollout(connection: sa.Connection, gateway: int, text: str) -> None:
+    """Keep that, in place of what was."""
+    write_meta(connection, f"{_ROLLOUT} {gateway}", text)
 
 
 def _ancestors(number: int) -> sa.CTE:

@@ -120,6 +120,10 @@ class SegmentRow(msgspec.Struct, frozen=True):
     offset: int
     """in the journal file, or among the records of the shard"""
     damaged: bool
+    newest_version: int
+    """the fleet's newest policy version when it arrived"""
+    lag: int
+    """versions by which what the policy did in it was behind that, at most; 0 if it did nothing"""
     closed_ns: int
     received_ns: int
     committed_ns: int
@@ -303,6 +307,16 @@ class OffsetRow(msgspec.Struct, frozen=True):
     """nanoseconds since 1970 minus gateway time"""
 
 
+class LagRow(msgspec.Struct, frozen=True):
+    """How far behind one robot's rollouts arrived."""
+
+    robot: str
+    rollout_steps: int
+    """what the policy did by itself, but for demonstrations and evaluations"""
+    steps_by_lag: dict[int, int]
+    """those steps by `control.arrival_lag`"""
+
+
 class SegmentColumns(msgspec.Struct, frozen=True, eq=False):
     """Columns of n segments and their R runs, in the order of ledger rows."""
 
@@ -322,6 +336,8 @@ class SegmentColumns(msgspec.Struct, frozen=True, eq=False):
     """float64[n]"""
     last: np.ndarray
     """bool[n]"""
+    newest_version: np.ndarray
+    """int32[n], the fleet's newest policy version when each arrived"""
     outcome: np.ndarray
     """int8[n], index into `check.OUTCOMES`, -1 for a segment that is not the last"""
     run_offsets: np.ndarray

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.check import OUTCOMES, SOURCES
+from cloud_learner.buffer.control import arrival_lag, rollout_steps
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import (
     EpisodeFacts,
     EpisodeRow,
     KeptEpisode,
+    LagRow,
     SegmentColumns,
     SegmentRow,
     Totals,
@@ -34,6 +37,7 @@ _INDEXED = {
     "frames": np.int32,
     "reward_sum": np.float64,
     "last": np.bool_,
+    "newest_version": np.int32,
 }
 _OUTCOMES = {"": -1, **{name: number for number, name in enumerate(OUTCOMES)}}
 CHUNK = 1000
@@ -195,6 +199,27 @@ def shares(connection: sa.Connection) -> tuple[tuple[str, str, str, int, int, in
     rows = connection.execute(query)
     # PostgreSQL adds bigints up to a decimal
     return tuple(sorted((task, source, end, n, int(a), int(b), int(c)) for task, source, end, n, a, b, c in rows))
+
+
+def lags(connection: sa.Connection, episodes: int = 0) -> tuple[LagRow, ...]:
+    """With what lag rollouts arrived from robots that practise, by robot.
+
+    Of the newest `episodes` alone, 0: of all that is not pruned.
+    """
+    query = sa.select(_e.robot, _s.newest_version, _s.runs).select_from(_joined)
+    query = query.where(_e.source == SOURCES[0], _e.pruned_ns == 0)
+    if episodes:
+        newest = sa.select(_e.number).where(_e.source == SOURCES[0], _e.pruned_ns == 0)
+        query = query.where(_s.episode.in_(newest.order_by(_e.number.desc()).limit(episodes)))
+    found: dict[str, Counter[int]] = {}
+    for rows in _fetch_plain(connection, query):
+        for robot, newest_version, blob in rows:
+            runs = np.frombuffer(blob, "<i4").reshape(-1, 4)
+            runs = runs[rollout_steps(runs[:, 2], False)]
+            counts = found.setdefault(robot, Counter())
+            for lag, steps in zip(arrival_lag(runs[:, 3], newest_version).tolist(), runs[:, 1].tolist(), strict=True):
+                counts[lag] += steps
+    return tuple(LagRow(robot, counts.total(), dict(sorted(counts.items()))) for robot, counts in sorted(found.items()))
 
 
 def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-FORMAT = 7
+FORMAT = 8
 """Grows when a table changes its meaning; a ledger of another format is refused."""
 
 metadata = sa.MetaData()
@@ -172,6 +172,10 @@ segments = sa.Table(
     _count("frames"),
     # little-endian int32[k, 4]: first offset, count, actor, version; `control.find_runs`
     sa.Column("runs", sa.LargeBinary, nullable=False),
+    # the fleet's newest policy version when its row was entered, and by how many versions what the policy did in it was
+    # behind that, at most (`control.largest_lag`)
+    _count("newest_version"),
+    _count("lag"),
     # of its record
     _count("bytes"),
     _text("sha256"),

@@ -8,6 +8,7 @@
 | `next.reward`, `next.done`, `next.truncated`, `next.success` | float32, bool | what the action brought |
 | `actor` | int64 | index into `wire.messages.gateway.ACTORS`: policy, human, script, hold |
 | `policy_version` | int64 | the version that acted or was ready to act |
+| `policy_version_lag` | int64 | how many versions the fleet was ahead of that when the step arrived |
 | `time_s`, `frame_time_s` | float64 | real times of the row and of its frames, from the first row on |
 | `task` | text | the instruction |
 
@@ -31,7 +32,7 @@ import numpy as np
 import simplejpeg
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import EpisodeRow
+from cloud_learner.buffer.ledger.rows import EpisodeRow, SegmentRow
 from cloud_learner.buffer.lerobot.resampling import Steps, resampled
 from cloud_learner.buffer.lerobot.rows import Frames, choose_rate, image_keys, pieces_of, row_spec, steps_of
 from cloud_learner.buffer.lerobot.selection import LeftOut, Selection, TransferProgress, select
@@ -55,6 +56,7 @@ _NUMBERS = {
     "next.success": "bool",
     "actor": "int64",
     "policy_version": "int64",
+    "policy_version_lag": "int64",
     "time_s": "float64",
 }
 """one a row"""
@@ -123,7 +125,7 @@ def export(
             writer = _Writer(dataset, spec, rate, instructions or {}, frozenset(selection.actors))
             with _finalized(dataset):
                 for number, episode in enumerate(episodes, 1):
-                    rows = [row.row for row in ledger.segments_of(episode.id) if row.row <= until_row]
+                    rows = [row for row in ledger.segments_of(episode.id) if row.row <= until_row]
                     writer.add(episode, store, rows)
                     if progress is not None:
                         progress(TransferProgress(number, len(episodes), writer.rows))
@@ -162,13 +164,17 @@ class _Writer:
         self._keys = list(image_keys(spec).values())
         self._moments: dict[str, list[np.ndarray]] = {key: [] for key in self._keys}
 
-    def add(self, episode: EpisodeRow, store: SegmentStore, rows: Sequence[int]) -> None:
+    def add(self, episode: EpisodeRow, store: SegmentStore, stored: Sequence[SegmentRow]) -> None:
+        newest_versions = {row.row: row.newest_version for row in stored}
+        rows = list(newest_versions)
         found = store.read(rows)
         missing = [row for row in rows if row not in found.segments]
         self._leave_out(episode, *(f"row {row}: {found.damaged.get(row, _NOT_HERE)}" for row in missing))
         if len(missing) == len(rows):
             return self._leave_out(episode, "nothing of it is stored any more")
-        steps, frames = steps_of([found.segments[row] for row in rows if row in found.segments], self._spec)
+        rows = [row for row in rows if row in found.segments]
+        newest = [newest_versions[row] for row in rows]
+        steps, frames = steps_of([found.segments[row] for row in rows], self._spec, newest)
         pieces = pieces_of(steps, frames, self._actors)
         for piece in pieces:
             self._save(episode, piece, frames)
@@ -194,6 +200,7 @@ class _Writer:
             "next.success": rows.done & (episode.outcome == "success"),
             "actor": rows.actor.astype(np.int64),
             "policy_version": rows.version.astype(np.int64),
+            "policy_version_lag": rows.lag.astype(np.int64),
             "time_s": (rows.times_ns - first_ns) / 1e9,
         }
         if self._spec.state:

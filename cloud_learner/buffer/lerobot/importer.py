@@ -179,6 +179,7 @@ def _steps(
         reward=one("next.reward", np.zeros(rows)).astype(np.float32),
         actor=one("actor", np.full(rows, _HUMAN)).astype(np.uint8),
         version=np.zeros(rows, np.int32),
+        lag=np.zeros(rows, np.int32),
         done=one("next.done", last).astype(bool),
         truncated=one("next.truncated", np.zeros(rows)).astype(bool),
         frame_times_ns=frame_times_ns,

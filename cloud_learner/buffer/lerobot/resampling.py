@@ -10,7 +10,7 @@ last tick ends with the last row. An import makes ticks of rows by these rules, 
 | delta action | its part of the rows' deltas, each spread evenly over its row: sums stay |
 | velocity action | the mean over the tick of the rows' velocities, each held over its row: ways stay |
 | reward, end flags | of all rows that end within it: summed, or any |
-| actor, version | of the row in which it ends |
+| actor, version, lag | of the row in which it ends |
 | frames | the newest of its beginning, with its own time; one that no tick sees is left out |
 
 An absolute target is not held: at a higher rate that would be one jump a row and a standstill after it, which limits of
@@ -46,6 +46,8 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     """uint8[T], index into `ACTORS`"""
     version: np.ndarray
     """int32[T], of the policy"""
+    lag: np.ndarray
+    """int32[T] of `control.arrival_lag`"""
     done: np.ndarray
     """bool[T]: the episode ends with the step"""
     truncated: np.ndarray
@@ -100,6 +102,7 @@ def resampled(steps: Steps, fps: float, control_hz: float, dimensions: Sequence[
         reward=sums(steps.reward).astype(np.float32),
         actor=steps.actor[last],
         version=steps.version[last],
+        lag=steps.lag[last],
         done=sums(steps.done) > 0,
         truncated=sums(steps.truncated) > 0,
         frame_times_ns=steps.frame_times_ns[shown],

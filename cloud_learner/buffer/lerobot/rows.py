@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.control import arrival_lag
 from cloud_learner.buffer.lerobot.resampling import Steps
 from wire.errors import ConfigError
 from wire.messages.gateway import ACTORS, Segment
@@ -21,8 +22,13 @@ Frames = tuple[dict[int, bytes], ...]
 """By camera: the JPEG image of a time."""
 
 
-def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frames]:
-    """Put the segments of one episode together, in order of their index, at least one; ticks of a missing one lack."""
+def steps_of(
+    segments: Sequence[Segment], spec: RobotSpec, newest_versions: Sequence[int] | None = None
+) -> tuple[Steps, Frames]:
+    """Put the segments of one episode together, in order of their index, at least one; ticks of a missing one lack.
+
+    `newest_versions`: of the fleet when each arrived; without them no step has a lag.
+    """
     cameras = [camera.name for camera in spec.cameras]
     frames: Frames = tuple({} for _ in cameras)
     for segment in segments:
@@ -35,6 +41,8 @@ def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frame
 
     tick = np.concatenate([np.arange(s.first_tick, s.first_tick + s.steps, dtype=np.int64) for s in segments])
     seen = [np.concatenate([s.frame_times_ns[name] for s in segments]) for name in cameras]
+    newest = newest_versions or [0] * len(segments)
+    lag = [arrival_lag(segment.version, number) for segment, number in zip(segments, newest, strict=True)]
     last, truncated = segments[-1], column("truncated")
     # the segment that ends an episode may have no step of its own
     ends = last.last & (tick + 1 == last.first_tick + last.steps)
@@ -45,6 +53,7 @@ def steps_of(segments: Sequence[Segment], spec: RobotSpec) -> tuple[Steps, Frame
         reward=column("reward"),
         actor=column("actor"),
         version=column("version"),
+        lag=np.concatenate(lag).astype(np.int32),
         done=ends | column("terminated") | truncated,
         truncated=truncated,
         frame_times_ns=np.stack(seen, 1) if seen else np.zeros((len(tick), 0), np.int64),

@@ -132,6 +132,10 @@ class DatasetStats(LoadCounts, kw_only=True):
     """draws of a step now, on average, while it is in memory, where not all fit"""
     from_gateway: int
     """segments that had not to be read, neighbours included"""
+    rollout_steps: int
+    """that there are: what the policy did by itself"""
+    stale_steps: int
+    """of those: arrived later than the target's `staleness` allows; 0 without one"""
 
 
 class PendingBatch(msgspec.Struct, frozen=True):

@@ -231,6 +231,8 @@ class ReplayDataset:
             newest_row=self.newest_row,
             echo=self.echo,
             from_gateway=self._fresh.given,
+            rollout_steps=self.sampler.stats.rollout_steps,
+            stale_steps=self.sampler.stats.stale_steps,
         )
 
     @property
@@ -368,8 +370,7 @@ class ReplayDataset:
             self.sampler.refresh(self._version)
 
     def _look_elsewhere(self) -> None:
-        waiting = list(self._builder.elsewhere)
-        if waiting:
+        if waiting := list(self._builder.elsewhere):
             places = self._ledger.places(waiting)
             sealed = [row for row, place in places.items() if place.journal is None]
             # what was pruned has no place any more
@@ -385,8 +386,7 @@ class ReplayDataset:
         return ReadResult({**found.segments, **fresh}, found.damaged, found.elsewhere, labels)
 
     def _newest_version(self) -> int:
-        newest = self._ledger.newest_version()
-        return newest.version.number if newest else 0
+        return newest.version.number if (newest := self._ledger.newest_version()) else 0
 
 
 def open_dataset(place: BufferLocation, spec: RobotSpec, config: DatasetConfig) -> ReplayDataset:

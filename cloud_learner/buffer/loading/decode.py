@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import simplejpeg
 
+from cloud_learner.buffer.control import arrival_lag
 from cloud_learner.buffer.loading.cache import Rows
 from cloud_learner.buffer.loading.layout import AFTER_END, NO_FRAME, TERMINATED, TRUNCATED, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.store.store import ReadResult
@@ -37,6 +38,8 @@ class SegmentRequest(msgspec.Struct, frozen=True):
     """ledger rows of the segments before it, nearest first"""
     after: tuple[int, ...] = ()
     """ledger rows of those after it, as far as its windows may reach"""
+    newest_versions: tuple[int, ...] = ()
+    """of the fleet when it and those after it arrived, with a target that has a `staleness`"""
     frames: bool = True
     """False: its frames and what came before it are in memory and stay; all else is to be brought up to date"""
 
@@ -153,10 +156,13 @@ def _decode(
     return found
 
 
-def records_of(segment: Segment, layout: Layout, labels: np.ndarray | None = None) -> np.ndarray:
+def records_of(
+    segment: Segment, layout: Layout, labels: np.ndarray | None = None, newest_version: int | None = None
+) -> np.ndarray:
     """record[T] of a segment's steps; `eligible` says where windows may begin if all frames are there.
 
     One more for the observation after the episode's last step, if it is kept. `labels`: float32[T, L] of its steps.
+    `newest_version`: of the fleet when it arrived, where the target goes by it.
     """
     after_end = segment.terminal if layout.config.n_step else None
     found = np.zeros(segment.steps + (after_end is not None), layout.record)
@@ -168,6 +174,12 @@ def records_of(segment: Segment, layout: Layout, labels: np.ndarray | None = Non
     own["end"] = np.where(segment.terminated, TERMINATED, np.where(segment.truncated, TRUNCATED, 0))
     own["continues"] = layout.continues[source, segment.actor]
     own["eligible"] = layout.starts[source, segment.actor]
+    if newest_version is not None:
+        own["arrival_lag"] = arrival_lag(segment.version, newest_version)
+        if (bound := layout.config.target.leaves_out_stale) is not None:
+            fresh = ~bound.is_stale(segment.actor, bool(source), own["arrival_lag"])
+            own["continues"] &= fresh
+            own["eligible"] &= fresh
     found["frame"], found["label"] = NO_FRAME, np.nan
     if labels is not None:
         own["label"] = labels
@@ -220,11 +232,12 @@ class _Block:
         Before it are the `history` of them, the oldest known one repeated; after it those that its windows may reach,
         up to the first segment that is missing.
         """
-        parts, left = [self._of(wanted.row)], self._layout.config.lookahead
-        for row in wanted.after:
+        newest = wanted.newest_versions or (None,) * (1 + len(wanted.after))
+        parts, left = [self._of(wanted.row, newest[0])], self._layout.config.lookahead
+        for row, newest_version in zip(wanted.after, newest[1:], strict=True):
             if row not in self.segments or left <= 0:
                 break
-            parts.append(self._of(row)[:left])
+            parts.append(self._of(row, newest_version)[:left])
             left -= len(parts[-1])
         left = self._layout.config.history if wanted.frames else 0
         for row in wanted.before:
@@ -241,8 +254,8 @@ class _Block:
         oldest["eligible"] = False
         return np.concatenate([np.repeat(oldest, left), known]) if left else known
 
-    def _of(self, row: int) -> np.ndarray:
-        return records_of(self.segments[row], self._layout, self._labels.get(row))
+    def _of(self, row: int, newest_version: int | None = None) -> np.ndarray:
+        return records_of(self.segments[row], self._layout, self._labels.get(row), newest_version)
 
     def frames_seen(self, wanted: SegmentRequest, records: np.ndarray) -> list[_Seen]:
         """By camera, of its `records`. Segments before `wanted` are read as far back as a frame must be looked for."""

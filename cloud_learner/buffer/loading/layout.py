@@ -45,6 +45,8 @@ class Layout:
                 ("end", np.uint8),
                 ("label", np.float32, (len(config.labels),)),
                 ("continues", np.bool_),
+                # no memory is taken for what nobody asks about
+                *([("arrival_lag", np.int32)] if config.target.staleness else []),
                 ("frame", np.int32, (len(self.cameras),)),
                 # what follows is not kept: where windows may begin, and when the frames were taken
                 ("eligible", np.bool_),

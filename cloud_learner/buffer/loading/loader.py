@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 import numpy as np
 
+from cloud_learner.buffer.control import arrival_lag
 from cloud_learner.buffer.loading.cache import FrameCache, Rows
 from cloud_learner.buffer.loading.decode import CARRY_BACK, Loaded, Read, SegmentRequest, load_segments
 from cloud_learner.buffer.loading.layout import Layout
@@ -90,6 +91,10 @@ class LoadPlanner:
         if known != len(index.run_actor):
             source = index.demonstration[index.run_segment[known:]].astype(np.intp)
             starts = self._layout.starts[source, index.run_actor[known:]]
+            if (bound := self._layout.config.target.leaves_out_stale) is not None:
+                newest = index.newest_version[index.run_segment[known:]]
+                lag = arrival_lag(index.run_version[known:], newest)
+                starts = starts & ~bound.is_stale(index.run_actor[known:], source > 0, lag)
             steps = np.where(starts, index.run_count[known:], 0)
             self._startable.append(self._startable.all[-1] + np.cumsum(steps, dtype=np.int64))
         until = self._startable.all
@@ -167,7 +172,13 @@ class LoadPlanner:
             return []
         around = self._index.neighbours(segments, CARRY_BACK, self._layout.config.lookahead, known)
         rows = self._index.row[segments].tolist()
-        return [SegmentRequest(row, before, after) for row, (before, after) in zip(rows, around, strict=True)]
+        wanted = [SegmentRequest(row, before, after) for row, (before, after) in zip(rows, around, strict=True)]
+        if self._layout.config.target.staleness is None:
+            return wanted
+        newest = self._index.newest_version
+        numbers = (self._index.find(np.array((one.row, *one.after), np.int64)) for one in wanted)
+        versions = (tuple(newest[number].tolist()) for number in numbers)
+        return [msgspec.structs.replace(one, newest_versions=them) for one, them in zip(wanted, versions, strict=True)]
 
     def _touched(self, segment: int) -> tuple[list[int], list[int]]:
         """The segments before it whose windows may reach into it, and those after it that may have seen its frames."""

@@ -20,6 +20,7 @@ A batch is a dict of:
 | `return_to_go` | float32[b] | sum of the rewards from this step to the end, nan while the episode is unfinished |
 | `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before the mask ends |
 | `version`, `lag` | int32[b] | policy version that acted or was ready to act; how many versions ago that is |
+| `arrival_lag` | int32[b] | with a `staleness` of the target: how many versions ago it was when the step arrived |
 | `probability` | float64[b] | of drawing the step whose frames are shown, by the target when it was planned |
 | `actor` | uint8[b] | who acted, index into `wire.messages.gateway.ACTORS` |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
@@ -132,7 +133,10 @@ class WindowReader:
     ) -> Batch:
         """The windows of DRAW[b] that begin at the int64[b] `rows` of the step cache; the arrays lie in `slot`."""
         config, columns, instructions = self._config, self._pool.columns, tuple(self._config.tasks.values())
-        weigh = self._weigh(draws, newest_version) if config.target.factors else None
+        target = config.target
+        # what weighs nothing for its lag is no step to choose from in the first place
+        uneven = target.factors or (target.staleness and target.staleness.weight)
+        weigh = self._weigh(draws, newest_version) if uneven else None
         batch: Batch = {"images": self._images("images/", rows, slot)}
         batch["instructions"] = [instructions[number] for number in draws["task"].tolist()]
         for name in ("task", "outcome", "online", "episode", "probability"):
@@ -171,6 +175,8 @@ class WindowReader:
             batch[name] = slot.take(name, columns[name], start)
         self._hold(batch["state"], seen)
         batch["lag"] = slot.put("lag", newest_version - columns["version"][start])
+        if target.staleness:
+            batch["arrival_lag"] = slot.take("arrival_lag", columns["arrival_lag"], start)
         batch["frame_age"] = slot.put("frame_age", age, np.float32)
         batch["return_to_go"] = slot.put("return_to_go", to_go + return_after, np.float32)
         if config.labels:
@@ -276,7 +282,10 @@ class WindowReader:
 
         def weigh(rows: np.ndarray) -> np.ndarray:
             alike = [np.broadcast_to(each.reshape(-1, *(1,) * (rows.ndim - 1)), rows.shape).ravel() for each in known]
-            runs = StepRuns(columns["actor"][rows].ravel(), columns["version"][rows].ravel(), *alike)
+            lag = columns["arrival_lag"][rows].ravel() if self._config.target.staleness else np.zeros(rows.size, int)
+            actor, version = columns["actor"][rows].ravel(), columns["version"][rows].ravel()
+            demonstration, outcome, label = alike
+            runs = StepRuns(actor, version, demonstration, outcome, label, lag)
             return self._config.target.weights(runs, Moment(newest_version)).reshape(rows.shape)
 
         return weigh

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 import msgspec
+import numpy as np
 
 from cloud_learner.buffer.files import room_warning
-from cloud_learner.buffer.ledger.rows import SegmentRow
+from cloud_learner.buffer.ledger.rows import LagRow, SegmentRow
 from cloud_learner.buffer.store.store import SegmentStore
 
 
@@ -111,11 +115,59 @@ def render(stats: Stats) -> str:
     return "\n".join(lines)
 
 
+class LagStats(msgspec.Struct, frozen=True):
+    """With what lag the rollouts of one robot arrived, or those of all."""
+
+    robot: str
+    """'' for all"""
+    rollout_steps: int
+    """what the policy did by itself; shares and percentiles are of these"""
+    p50: int
+    """versions"""
+    p99: int
+    largest: int
+    stale_steps: int | None
+    """of a larger lag than was asked about; None: nothing was"""
+
+
+def lag_stats(rows: Sequence[LagRow], max_lag: int | None = None) -> tuple[LagStats, ...]:
+    """By robot, the fleet as a whole last; empty without a rollout."""
+    total: Counter[int] = Counter()
+    for row in rows:
+        total.update(row.steps_by_lag)
+    parts = [(row.robot, row.steps_by_lag) for row in rows if row.rollout_steps]
+    return tuple(_lag_stats(robot, counts, max_lag) for robot, counts in (*parts, ("", total)) if counts)
+
+
+def _lag_stats(robot: str, counts: Mapping[int, int], max_lag: int | None) -> LagStats:
+    lags = np.array(sorted(counts), np.int64)
+    steps = np.cumsum([counts[lag] for lag in lags.tolist()])
+    p50, p99 = (int(lags[np.searchsorted(steps, share * steps[-1])]) for share in (0.5, 0.99))
+    stale = None if max_lag is None else sum(count for lag, count in counts.items() if lag > max_lag)
+    return LagStats(robot, int(steps[-1]), p50, p99, int(lags[-1]), stale)
+
+
+def render_lags(stats: Sequence[LagStats], max_lag: int | None = None) -> str:
+    """A table of a line a robot."""
+    if not stats:
+        return "no rollout is stored: nobody's policy has acted by itself."
+    asked = f" {f'above {max_lag}':>16}" if max_lag is not None else ""
+    lines = [f"{'robot':24} {'rollout steps':>13} {'lag p50':>8} {'p99':>5} {'largest':>8}{asked}"]
+    for one in stats:
+        stale = (
+            f" {one.stale_steps:9,} {one.stale_steps / one.rollout_steps:6.1%}" if one.stale_steps is not None else ""
+        )
+        lines.append(
+            f"{one.robot[:24] or 'all':24} {one.rollout_steps:13,} {one.p50:8,} {one.p99:5,} {one.largest:8,}{stale}"
+        )
+    return "\n".join(lines)
+
+
 def tail_line(row: SegmentRow) -> str:
     """One line for one segment."""
     ticks = f"{row.first_tick}..{row.first_tick + row.steps}"
     latency_ms = (row.committed_ns - row.received_ns) / 1e6
     return (
         f"{row.row:8} {row.robot:14} {row.task:20} {row.source:14} {row.id:40} ticks {ticks:>11} "
-        f"human {row.human_steps:4} {row.bytes / 1e3:8.1f} kB {latency_ms:6.1f} ms"
+        f"human {row.human_steps:4} lag {row.lag:3} {row.bytes / 1e3:8.1f} kB {latency_ms:6.1f} ms"
     )

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.control import rollout_steps
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.robot_bound import RobotBound
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
@@ -30,6 +31,9 @@ class EligibleSteps:
         """how many of the index's, the first ones, are known"""
         self.content = 0
         """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
+        self.rollouts = self.stale = 0
+        """steps that are there, whoever has them: what the policy did by itself, and of that what is stale by the
+        target's `staleness`"""
         self._by_version = any(factor.by_version for factor in target.factors)
         self._label = Growing(np.float32)
         """of the segments known, the labels that their weights were taken with; empty if the target goes by none"""
@@ -78,6 +82,7 @@ class EligibleSteps:
         for sign, segments in ((1, came[~index.gone[came]]), (-1, left)):
             dealt = index.row[segments] * index.world + index.ranks(segments)
             self.content = (self.content + sign * int(_mixed(dealt).sum())) % 2**62
+            self._count_rollouts(sign, index.runs_of(segments))
         self._weight.append(np.zeros(runs - known))
         self._target_weight.append(np.zeros(runs - known))
         self._positive.append(np.zeros(runs - known, bool))
@@ -146,6 +151,12 @@ class EligibleSteps:
         factor = self._bound.factor[self.strata(segment), self.index.robots(segment)]
         return self._target_weight.all[runs] * factor
 
+    def _count_rollouts(self, sign: int, runs: np.ndarray) -> None:
+        seen, count, bound = self.index.runs(runs, self.watermark), self.index.run_count[runs], self.target.staleness
+        self.rollouts += sign * int(count[rollout_steps(seen.actor, seen.demonstration)].sum())
+        if bound is not None:
+            self.stale += sign * int(count[bound.is_stale(seen.actor, seen.demonstration, seen.arrival_lag)].sum())
+
     def strata(self, segments: np.ndarray) -> np.ndarray:
         """int64[k] stratum of each of int64[k] segments: 2 * task + online."""
         return 2 * self.index.task[segments].astype(np.int64) + self.index.online[segments]
@@ -196,6 +207,8 @@ class EligibleSteps:
             outcome=np.tile(outcomes, len(kind)),
             # any that has a weight: a label counts alike at any version
             label=np.ones(len(each), np.float32),
+            # and so does the lag that it arrived with
+            arrival_lag=np.zeros(len(each), np.int64),
         )
         now, then = (self.target.weights(runs, Moment(newest)) for newest in (self.newest_version, earlier))
         moved = (now != then).reshape(-1, len(outcomes)).any(1)

@@ -69,6 +69,10 @@ class SamplerStats(msgspec.Struct, frozen=True):
     """begun so far, over all strata"""
     repeated: int
     """draws that had to repeat a step of their batch because the budget had no room for the next block"""
+    rollout_steps: int
+    """that there are: what the policy did by itself"""
+    stale_steps: int
+    """of those: arrived later than the target's `staleness` allows"""
 
 
 class SamplerState(msgspec.Struct, frozen=True):
@@ -354,6 +358,7 @@ class Sampler:
             "budget": self._budget,
             "batch": self._batch,
             "seed": self._seed,
+            "staleness": [bound.max_lag, bound.weight] if (bound := self._target.staleness) else None,
         }
 
     @property
@@ -365,4 +370,6 @@ class Sampler:
             sweeping_strata=sum(stratum.sweep is not None for stratum in self._strata),
             epochs=sum(stratum.epochs for stratum in self._strata),
             repeated=self._repeated,
+            rollout_steps=self._known.rollouts,
+            stale_steps=self._known.stale,
         )

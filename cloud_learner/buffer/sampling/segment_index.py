@@ -13,6 +13,7 @@ from typing import Annotated, get_origin, get_type_hints
 import numpy as np
 
 from cloud_learner.buffer.check import DISCARDED, SOURCES
+from cloud_learner.buffer.control import arrival_lag
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.target import StepRuns
@@ -59,6 +60,8 @@ class SegmentIndex:
     """[n]"""
     last: Annotated[np.ndarray, np.bool_]
     """[n]"""
+    newest_version: Annotated[np.ndarray, np.int32]
+    """[n] of the fleet, when the segment arrived"""
     gone: Annotated[np.ndarray, np.bool_]
     """[n] pruned or damaged since it was added"""
     label: Annotated[np.ndarray, np.float32]
@@ -149,15 +152,14 @@ class SegmentIndex:
         last = until if until is not None else int(rows[-1]) if len(rows) else 0
         wanted = np.flatnonzero((rows > self.watermark) & (rows <= min(last, self._until)) & (episode >= 0))
         self.watermark = max(self.watermark, last)
-        first = len(self)
-        added = np.arange(first, first + len(wanted))
+        added = len(self) + np.arange(len(wanted))
         if not len(added):
             return added
         episode = episode[wanted]
         task, demonstration = self._episode["task"].all[episode], self._episode["demonstration"].all[episode]
         columns: dict[str, np.ndarray] = {
             name: np.asarray(getattr(index, name))[wanted]
-            for name in ("row", "index", "first_tick", "steps", "frames", "reward_sum", "last")
+            for name in ("row", "index", "first_tick", "steps", "frames", "reward_sum", "last", "newest_version")
         }
         columns |= {"episode": episode, "task": task, "demonstration": demonstration, "online": ~demonstration}
         columns |= {"gone": np.zeros(len(added), bool), "label": np.full(len(added), np.nan)}
@@ -272,6 +274,7 @@ class SegmentIndex:
             demonstration=self.demonstration[segment],
             outcome=np.where(known, self._episode["outcome"].all[episode], np.int8(-1)),
             label=self.label[segment],
+            arrival_lag=arrival_lag(self.run_version[chosen], self.newest_version[segment]),
         )
 
     def neighbours(
@@ -281,8 +284,7 @@ class SegmentIndex:
 
         These reach `lookahead` steps far. Only what had been committed when `watermark` was the newest row.
         """
-        before, after = [], []
-        at = segments
+        before, after, at = [], [], segments
         for _ in range(back):
             at = np.where(at >= 0, self.previous[at], -1)
             at = np.where(self.row[at] <= watermark, at, -1)
@@ -315,10 +317,8 @@ class SegmentIndex:
         if new:
             for name, values in zip(("number", "task", "demonstration", "rank", "robot"), np.array(new).T, strict=True):
                 self._episode[name].append(values)
-            self._episode["outcome"].append(np.full(len(new), -1))
-            self._episode["last"].append(np.full(len(new), -1))
-            self._episode["segments"].append(np.zeros(len(new), np.int64))
-            self._episode["newest"].append(np.full(len(new), -1))
+            for name, nothing in (("outcome", -1), ("last", -1), ("segments", 0), ("newest", -1)):
+                self._episode[name].append(np.full(len(new), nothing))
         return dense[inverse]
 
     def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int, int]]) -> int:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import DISCARDED, OUTCOMES
-from cloud_learner.buffer.control import HOLD, by_human
+from cloud_learner.buffer.control import HOLD, by_human, rollout_steps
 from wire.errors import ConfigError, InvalidDataError, suggest
 from wire.messages.gateway import ACTORS
 
@@ -36,6 +36,8 @@ class StepRuns(msgspec.Struct, frozen=True, eq=False):
     """int8[R] of the episode, index into `check.OUTCOMES`, -1 while unknown"""
     label: np.ndarray
     """float32[R] mean over the segment's steps of the label that the target goes by, nan where nothing was said"""
+    arrival_lag: np.ndarray
+    """int[R] of `control.arrival_lag`; a batch knows it only with a target that has a `staleness`, it is 0 without"""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -89,9 +91,10 @@ def by_outcome(weights: Mapping[str, float], unknown: float = 1.0, other: float 
 
 
 def max_lag(versions: int) -> Factor:
-    """1 while a step's policy version is at most so far behind the newest, then 0: a hard bound on staleness.
+    """1 while a step's policy version is at most so far behind the newest, then 0: a bound on its age when it is drawn.
 
-    A demonstration has no version and is never stale.
+    Everything ages out but demonstrations, which have no version. How stale a rollout was when it arrived is
+    `StalenessBound`'s.
     """
     if versions < 0:
         raise ConfigError(f"max_lag: {versions} versions; it must not be negative.")
@@ -158,6 +161,31 @@ def _table(where: str, weights: Mapping[str, float], names: Sequence[str], other
         if name not in names:
             raise ConfigError(f"{where}: '{name}' is none of {tuple(names)}.{suggest(name, names)}")
     return np.array([_weight(where, name, weights.get(name, other)) for name in names])
+
+
+class StalenessBound(msgspec.Struct, frozen=True):
+    """S: how far behind the fleet's newest version a rollout may be when it arrives.
+
+    ECHO-2 learns stably at a lag of 6 and not at 11 (arXiv 2602.02192), VCPO at 128 (arXiv 2602.17616). What a person
+    or a script did and demonstrations are labels, good whatever version the robot had: they are never stale. A rollout
+    whose version nobody knows, such as an imported one, counts as one of version 0.
+    """
+
+    max_lag: int
+    """S, in versions; a rollout step of a larger `control.arrival_lag` is stale"""
+    weight: float = 0.0
+    """what the weight of a stale step is multiplied with; with 0 it is in no window, not behind its beginning either"""
+
+    def __post_init__(self) -> None:
+        if self.max_lag < 0 or not 0 <= self.weight <= 1:
+            raise ConfigError(
+                f"staleness: a lag of {self.max_lag} versions must not be negative, the weight {self.weight} of what "
+                "is stale from 0 to 1."
+            )
+
+    def is_stale(self, actor: np.ndarray, demonstration: bool | np.ndarray, lag: np.ndarray) -> np.ndarray:
+        """bool[T] of steps with `arrival_lag` int[T]."""
+        return rollout_steps(actor, demonstration) & (lag > self.max_lag)
 
 
 # --- mix --------------------------------------------------------------------------------------------------------------
@@ -288,6 +316,8 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
     """which steps may ever begin a window: frames that only others saw are not even decoded"""
     continues: StepFilter
     """which steps may stand inside a window: its mask is 0 from the first that may not"""
+    staleness: StalenessBound | None = None
+    """what is made of rollouts that arrived late; None: nothing"""
 
     def __post_init__(self) -> None:
         if len(names := {factor.by_label for factor in self.factors} - {""}) > 1:
@@ -295,6 +325,11 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
                 f"target: factors go by the labels {', '.join(sorted(names))}, and one is possible. Write what they "
                 "come to as a label of its own."
             )
+
+    @property
+    def leaves_out_stale(self) -> StalenessBound | None:
+        """The bound, if what is stale is in no window."""
+        return self.staleness if self.staleness is not None and not self.staleness.weight else None
 
     @property
     def label(self) -> str:
@@ -309,18 +344,29 @@ class SamplingDistribution(msgspec.Struct, frozen=True, eq=False):
         weights = self.starts(runs.actor, runs.demonstration).astype(np.float64)
         for factor in self.factors:
             weights = weights * factor.weigh(runs, moment)
+        if self.staleness is not None:
+            stale = self.staleness.is_stale(runs.actor, runs.demonstration, runs.arrival_lag)
+            weights = np.where(stale, weights * self.staleness.weight, weights)
         if weights.shape != runs.actor.shape or not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise ConfigError("target: a factor must answer with one finite weight, 0 or more, for each run.")
         return np.where(runs.outcome == DISCARDED, 0.0, weights)
 
 
 def imitation(
-    recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK
+    recent: Recent = EVENLY,
+    factors: tuple[Factor, ...] = (),
+    mix: TaskMix = BY_TASK,
+    staleness: StalenessBound | None = None,
 ) -> SamplingDistribution:
-    """Windows of what people and scripts did: for HG-DAgger and behaviour cloning."""
-    return SamplingDistribution(factors, mix, recent, imitable_steps, imitable_steps)
+    """Windows of what people and scripts did: for HG-DAgger and behaviour cloning. None of it is ever stale."""
+    return SamplingDistribution(factors, mix, recent, imitable_steps, imitable_steps, staleness)
 
 
-def uniform(recent: Recent = EVENLY, factors: tuple[Factor, ...] = (), mix: TaskMix = BY_TASK) -> SamplingDistribution:
+def uniform(
+    recent: Recent = EVENLY,
+    factors: tuple[Factor, ...] = (),
+    mix: TaskMix = BY_TASK,
+    staleness: StalenessBound | None = None,
+) -> SamplingDistribution:
     """Windows of everything that somebody did: for reinforcement learning and value functions."""
-    return SamplingDistribution(factors, mix, recent, acted_steps, acted_steps)
+    return SamplingDistribution(factors, mix, recent, acted_steps, acted_steps, staleness)

@@ -5,6 +5,7 @@ import { Chart } from "./chart.js";
 import { GatewayClock } from "./clock.js";
 import { byId, count, duration, element, minutes, percent, setText } from "./dom.js";
 import { SEND_PERIOD_MS } from "./drive.js";
+import { Versions } from "./versions.js";
 
 const SILENT_AFTER_MS = 3000; // the server speaks five times a second
 const MAX_WAITING_BYTES = 2048;
@@ -12,6 +13,7 @@ const state = { curve: [], events: [] };
 const cards = new Map();
 const clock = new GatewayClock();
 const chart = new Chart(byId("chart"), byId("legend"));
+const versions = new Versions(byId("versions"), byId("no-versions"), byId("freeze"), send);
 let socket = null;
 let heard_ms = 0;
 let retry_ms = 250;
@@ -104,6 +106,7 @@ function draw() {
   chart.update(curve, t_s);
   chart.showMeasured(byId("measured"), state.measured, state.unaided);
   drawRobots(robots);
+  versions.update(state.versions ?? [], robots.map((robot) => robot.name));
   drawJobs(state.jobs ?? []);
   drawEvents();
 }
@@ -121,9 +124,14 @@ function drawTrainer(trainer) {
   setText(phase, !trainer ? "no trainer" : silent ? `no word for ${Math.round(trainer.age_s)} s` : trainer.phase);
   setText(byId("trainer-loss"), trainer?.loss == null ? "–" : trainer.loss.toPrecision(3));
   setText(byId("trainer-speed"), trainer?.steps_per_s == null ? "–" : `${trainer.steps_per_s.toFixed(1)} steps/s`);
-  setText(byId("trainer-imitated"), count(trainer?.imitated_steps));
+  const stale = trainer?.stale_steps ? `, ${Math.round((100 * trainer.stale_steps) / trainer.rollout_steps)}% of rollouts stale` : "";
+  setText(byId("trainer-imitated"), count(trainer?.imitated_steps) + stale);
   const echo = trainer?.echo > 1 ? `, echo ${trainer.echo.toPrecision(2)}` : "";
   setText(byId("trainer-cached"), count(trainer?.cached_segments) + echo);
+  const refusal = byId("trainer-refusal");
+  const all = trainer?.refused > 1 ? ` (${count(trainer.refused)} versions so far)` : "";
+  setText(refusal, trainer?.refusal ? `Not published${all}: ${trainer.refusal}` : "");
+  refusal.hidden = !refusal.textContent;
 }
 
 function drawRobots(robots) {

@@ -49,6 +49,24 @@ def stats(data: Data = DATA, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def lag(
+    data: Data = DATA,
+    max_lag: Annotated[
+        int | None,
+        typer.Option(min=0, show_default=False, help="Also say how much is further behind: what S would leave out."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=0, help="Only the newest so many episodes; 0: all.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """How many versions behind what the policy did was when it arrived, by robot."""
+    from cloud_learner.buffer.maintenance.stats import lag_stats, render_lags
+
+    with DataDirectory(data).open_buffer() as (ledger, _store):
+        found = lag_stats(ledger.lags(episodes), max_lag)
+    echo_json(found) if as_json else typer.echo(render_lags(found, max_lag))
+
+
+@app.command()
 def verify(
     data: Data = DATA,
     repair: Annotated[bool, typer.Option(help="Set damaged segments aside so that the rest serves on.")] = False,

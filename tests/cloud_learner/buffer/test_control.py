@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from cloud_learner.buffer.control import NOBODY, find_runs, is_takeover, summarise_control
+from cloud_learner.buffer.control import (
+    NOBODY,
+    arrival_lag,
+    find_runs,
+    is_takeover,
+    largest_lag,
+    summarise_control,
+)
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 
@@ -58,3 +65,13 @@ def test_runs_say_the_same_as_the_steps():
         assert np.array_equal(np.repeat(which, count), version)
         # no two neighbours are one
         assert ((who[1:] != who[:-1]) | (which[1:] != which[:-1])).all()
+
+
+def test_the_lag_of_a_segment_is_that_of_what_the_policy_did_by_itself():
+    actor = np.array([POLICY, POLICY, HUMAN, HOLD, SCRIPT], np.uint8)
+    version = np.array([5, 4, 0, 0, 0], np.int32)
+    assert arrival_lag(version, 7).tolist() == [2, 3, 7, 7, 7]
+    assert arrival_lag(version, 4).tolist() == [0, 0, 4, 4, 4]
+    assert largest_lag(actor, version, False, 7) == 3
+    assert largest_lag(actor, version, True, 7) == 0
+    assert largest_lag(actor[2:], version[2:], False, 7) == 0

@@ -15,6 +15,8 @@ from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.config import RolloutConfig
+from tests import samples
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
 from wire.messages import Message
@@ -23,6 +25,7 @@ from wire.messages.gateway import Hello, OperatorCommand, Publish, WeightBytes
 from wire.transport.channel import Channel
 from wire.transport.memory_channel import MemoryClient, MemoryServer
 from wire.types import PolicyVersion
+from wire.weights.manifest import Signer
 
 TASKS = ("reach", "push")
 
@@ -37,6 +40,8 @@ class Hall:
         server: MemoryServer | None = None,
         stops: Callable[[ManualClock], StopServer] | None = None,
         ledger: str = "",
+        signer: Signer | None = None,
+        rollout: RolloutConfig | None = None,
     ) -> None:
         self.root = root
         self.clock = clock or ManualClock(10**9)
@@ -48,7 +53,8 @@ class Hall:
         self.stops = stops(self.clock) if stops is not None else None
         give = self.stops.give if self.stops is not None else None
         self.desk = OperatorSessions(self.view, clock=self.clock, stop=give)
-        weights = WeightStore.open(root / "weights", self.ledger)
+        self.signer, self.rollout = signer, rollout
+        weights = WeightStore.open(root / "weights", self.ledger, signer=signer)
         self.gateway = Gateway(
             self.server,
             self.ledger,
@@ -60,6 +66,7 @@ class Hall:
             self.clock,
             lambda: self.clock.now_ns(),
             self.stops,
+            rollout,
         )
         self.edges: list[FakeEdge] = []
         self.calls = 0
@@ -67,7 +74,7 @@ class Hall:
     def killed(self) -> Hall:
         """Another gateway on the same data, as after a kill -9."""
         self.ledger.close()
-        again = Hall(self.root, self.clock, self.server)
+        again = Hall(self.root, self.clock, self.server, signer=self.signer, rollout=self.rollout)
         again.edges = self.edges
         return again
 
@@ -120,14 +127,17 @@ class Hall:
     def jobs(self, peer: MemoryClient) -> dict[str, JobState]:
         return {job.request.id: job for job in self.ask(peer, ListFleet(1)).jobs}
 
-    def publish(self, number: int) -> None:
+    def publish(self, number: int, data: bytes = b"", parent: int = -1) -> MemoryClient:
+        """As a trainer, which is returned; `data`: the weights, else good ones; `parent`: else the one before."""
+        parent = number - 1 if parent < 0 else parent
         trainer = self.server.connect("trainer")
         trainer.send(Hello("trainer", "trainer", "c", 1))
-        data = b"weights %d" % number
-        version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), number - 1, 10, 20, 3)
+        data = data or samples.weights(number, 300)
+        version = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), parent, 10, 20, 3)
         trainer.send(Publish(version))
         trainer.send(WeightBytes(number, 0, data))
         self.gateway.poll()
+        return trainer
 
     def lease(self, robot: str) -> tuple[str, str] | None:
         lease = self.gateway._dispatcher.leases.of(robot, self.clock.now_ns())

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cloud_learner.gateway.storage.weight_store import WeightStore
+from tests import samples
 from tests.cloud_learner.dispatch.hall import Hall, canary, commands, page
 from tests.cloud_learner.fake_edge import SPEC
 from tests.cloud_learner.gateway.test_permissions import KINDS, sent
@@ -199,8 +200,8 @@ def test_a_database_away_is_a_state_and_not_an_end(hall: Hall, monkeypatch: pyte
         assert "take_over" in commands(edge)
         _, (answer,) = acquired(hall, "teleoperator", "robot-1")
         assert answer.lease is not None
-        edge.channel.send(FetchWeights(1, 0, 100))
-        until(hall, lambda: any(getattr(message, "data", b"") == b"weights 1" for message in edge.received))
+        edge.channel.send(FetchWeights(1, 0, 300))
+        until(hall, lambda: any(getattr(message, "data", b"") == samples.weights(1, 300) for message in edge.received))
         # what has to outlive this process is refused with the reason
         console, answers = acquired(hall, "console", "robot-1", "maintenance")
         until(

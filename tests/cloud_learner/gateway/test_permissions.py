@@ -25,37 +25,39 @@ from wire.transport.memory_channel import MemoryClient, MemoryServer
 from wire.types import Episode, Role
 
 ROLES = (
-    *("edge", "demonstrator", "trainer", "evaluator", "thinker", "console", "teleoperator"),
+    *("edge", "demonstrator", "trainer", "evaluator", "thinker", "relay", "console", "teleoperator"),
     *("gateway", "inference", ""),
 )
 
 # x: may be sent; in the order of ROLES
 TO_GATEWAY = """
-Hello             x x x x x x x . . .
-Heartbeat         x x x x x x x . . .
-Segment           x x . . . . . . . .
-EdgeStatus        x x . . . . . . . .
-Preview           x x . . . . . . . .
-EdgeEvent         x x . . . . . . . .
-VersionActivated  x x . . . . . . . .
-FetchWeights      x . . x x . . . . .
-Publish           . . x . . . . . . .
-WeightBytes       . . x . . . . . . .
-TrainerStatus     . . x . . . . . . .
-Evaluate          . . . x . . . . . .
-Evaluation        . . . x . . . . . .
-ListFleet         . . . . . x x . . .
-SubmitJob         . . . . . x x . . .
-CancelJob         . . . . . x x . . .
-AcquireLease      . . . . . x x . . .
-RenewLease        . . . . . x x . . .
-ReleaseLease      . . . . . x x . . .
-OperatorCommand   . . . . . . x . . .
+Hello             x x x x x x x x . . .
+Heartbeat         x x x x x x x x . . .
+Segment           x x . . . . . . . . .
+EdgeStatus        x x . . . . . . . . .
+Preview           x x . . . . . . . . .
+EdgeEvent         x x . . . . . . . . .
+VersionActivated  x x . . . . . . . . .
+FetchWeights      x . . x x x . . . . .
+FetchDeltas       x . . x x . . . . . .
+Publish           . . x . . . . . . . .
+WeightBytes       . . x . . . . . . . .
+TrainerStatus     . . x . . . . . . . .
+Evaluate          . . . x . . . . . . .
+Evaluation        . . . x . . . . . . .
+ChangeVersions    . . . . . . x . . . .
+ListFleet         . . . . . . x x . . .
+SubmitJob         . . . . . . x x . . .
+CancelJob         . . . . . . x x . . .
+AcquireLease      . . . . . . x x . . .
+RenewLease        . . . . . . x x . . .
+ReleaseLease      . . . . . . x x . . .
+OperatorCommand   . . . . . . . x . . .
 """
 TO_STOPS = """
-Heartbeat         x . . . . x x . . .
-StopShown         x . . . . . . . . .
-OperatorCommand   . . . . . x x . . .
+Heartbeat         x . . . . . x x . . .
+StopShown         x . . . . . . . . . .
+OperatorCommand   . . . . . . x x . . .
 """
 KINDS = sorted((kind for kind in typing.get_args(codec.AnyMessage)), key=lambda kind: kind.__name__)
 

@@ -139,7 +139,7 @@ def test_unknown_keys_by_the_hundred_over_real_sockets(fleet: Fleet) -> None:
             stranger.curve_serverkey = server_public
             stranger.linger = 0
             stranger.connect(port.endpoint)
-            stranger.send(b"\x05garbage")
+            stranger.send(b"\x06garbage")
         counts, seen = port.refusals.counts, sum(port.refusals.counts.values())
         fleet.until(lambda: sum(counts.values()) >= seen + 40 and min(robot.acks) > max(before))
         context.destroy()
@@ -157,7 +157,7 @@ def test_a_stranger_that_goes_on_talking_does_not_keep_the_gateway_from_its_turn
     sent = 0
     while sent < 3000:
         try:
-            stranger.socket.send(b"\x05garbage", zmq.NOBLOCK)
+            stranger.socket.send(b"\x06garbage", zmq.NOBLOCK)
         except zmq.Again:
             stranger.recv()
             fleet.ports[0].recv()

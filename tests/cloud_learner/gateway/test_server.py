@@ -96,7 +96,7 @@ class Hall:
         self.ask(peer, Hello("trainer", "trainer", clock_name(), 1))
         return peer
 
-    def publish(self, trainer: MemoryClient, number: int, data: bytes = b"weights") -> list[Message]:
+    def publish(self, trainer: MemoryClient, number: int, data: bytes = samples.weights()) -> list[Message]:
         sha256 = hashlib.sha256(data).hexdigest()
         version = PolicyVersion(number, sha256, len(data), number - 1, 10, 20, 3)
         return self.ask(trainer, Publish(version), WeightBytes(number, 0, data))
@@ -254,11 +254,11 @@ def test_a_full_disk_is_said_and_the_robot_keeps_its_data(hall: Hall, monkeypatc
 
 def test_a_version_is_confirmed_announced_served_and_its_use_noted(hall: Hall) -> None:
     robot, trainer = hall.robot(), hall.trainer()
-    assert kinds(hall.publish(trainer, 1, b"weights of one")) == [Published]
+    assert kinds(hall.publish(trainer, 1)) == [Published]
     announced = hall.received(robot)
     assert kinds(announced) == [VersionAvailable]
     served = hall.ask(robot, FetchWeights(1, 3, 100))
-    assert served[0].data == b"weights of one"[3:]
+    assert served[0].data == samples.weights()[3:103]
     hall.ask(robot, VersionActivated("robot-0", 1, hall.clock.now_ns() + 5))
     assert [(row.robot, row.version) for row in hall.ledger.applied()] == [("robot-0", 1)]
     # whoever comes later hears of it at once
@@ -331,7 +331,7 @@ def test_a_version_remembers_which_episodes_it_was_first_trained_on(hall: Hall) 
     robot, trainer = hall.robot(), hall.server.connect("trainer")
     hall.ask(trainer, Hello("trainer", "trainer", clock_name(), 1))
     hall.ask(robot, valid_segment())
-    weights = b"weights"
+    weights = samples.weights()
     version = PolicyVersion(1, hashlib.sha256(weights).hexdigest(), len(weights), 0, 10, 6, 1)
     hall.ask(trainer, Publish(version, (1,)), WeightBytes(1, 0, weights))
     assert list(hall.ledger.episodes_of_version(1)) == [samples.episode().id]

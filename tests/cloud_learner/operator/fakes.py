@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 from hal.resource.capabilities import capabilities_of
-from wire.messages.fleet import JobRequest, JobState, RobotState
+from wire.messages.fleet import JobRequest, JobState, RobotState, VersionStatus
 from wire.messages.gateway import EdgeStatus
-from wire.types import CameraSpec, CommandType, Dimension, Lease, RobotSpec
+from wire.types import CameraSpec, CommandType, Dimension, Lease, PolicyVersion, RobotSpec
 
 
 def arm_spec(meaning: CommandType = CommandType.delta) -> RobotSpec:
@@ -67,6 +67,12 @@ def job_state(job: str, **changes: object) -> JobState:
     """A running evaluation of two tasks, with `changes`."""
     request = JobRequest(job, "evaluation", ("door-open", "drawer-open"), 1, 5, version=7)
     return JobState(**({"request": request, "phase": "running", "episodes": 4, "successes": 3} | changes))
+
+
+def version_status(number: int, **changes: object) -> VersionStatus:
+    """A candidate, with `changes`."""
+    version = PolicyVersion(number, "ab" * 32, 10, number - 1, 100 * number, 0, 0)
+    return VersionStatus(**({"version": version, "state": "candidate"} | changes))
 
 
 def picture(shade: int) -> bytes:

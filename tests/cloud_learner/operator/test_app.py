@@ -60,7 +60,17 @@ def test_page_and_its_parts_are_served(client: TestClient):
     page = client.get("/")
     assert page.status_code == 200
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
-    for name in ("app.js", "card.js", "chart.js", "clock.js", "dom.js", "drive.js", "style.css", "icon.svg"):
+    for name in (
+        "app.js",
+        "card.js",
+        "chart.js",
+        "clock.js",
+        "dom.js",
+        "drive.js",
+        "versions.js",
+        "style.css",
+        "icon.svg",
+    ):
         answer = client.get(f"/static/{name}")
         assert answer.status_code == 200, name
         assert "http://" not in answer.text.replace("http://www.w3.org/", ""), f"{name} loads from elsewhere"
@@ -112,6 +122,21 @@ def test_two_pages_and_one_robot(client: TestClient, view: FleetView):
         mine.send_json({"type": "command", "robot": "r1", "action": [1, 0, 0, 0], "captured_ms": 5.0})
         assert wait_for_command(view, "command").action == (1.0, 0.0, 0.0, 0.0)
     assert wait_for_command(view, "drop_link").robot == "r1"
+
+
+def test_a_page_changes_versions_and_hears_what_is_refused(client: TestClient, view: FleetView):
+    with client.websocket_connect("/ws", headers=OWN) as page:
+        page.send_json({"type": "versions", "change": "promote", "number": 7})
+        for _ in range(500):
+            if changes := view.pop_version_changes():
+                break
+            time.sleep(0.01)
+        (change,) = changes
+        assert change == (f"web-{next_of(page, 'fleet')['you']}", "promote", 7, "")
+        view.reject_version_change(change, "there is no policy version 7.")
+        assert next_of(page, "error")["text"] == "there is no policy version 7."
+        page.send_json({"type": "versions", "change": "list"})
+        assert "what to do with versions" in next_of(page, "error")["text"]
 
 
 def test_a_silent_page_is_dropped(view: FleetView):

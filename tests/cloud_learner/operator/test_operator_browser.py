@@ -12,10 +12,19 @@ from pathlib import Path
 import pytest
 
 from cloud_learner.operator.app import Server, serve
+from cloud_learner.operator.command_queue import VersionChange
 from cloud_learner.operator.view import FleetView
 from hal.safety.stop_latch import StopLatch
 from robot_edge.control.mode import HoldReason
-from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, picture, robot_state
+from tests.cloud_learner.operator.fakes import (
+    arm_spec,
+    edge_status,
+    job_state,
+    picture,
+    robot_state,
+    version_status,
+)
+from wire.messages.fleet import VersionStatus
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
 
@@ -46,6 +55,9 @@ class Gateway:
     def __init__(self) -> None:
         self.view = FleetView(instructions={"drawer-open": "open the drawer"})
         self.commands: list[OperatorCommand] = []
+        self.changes: list[VersionChange] = []
+        self.frozen = False
+        self.trainer = TrainerStatus(4200, 0.05, 20.0, 900, 12, "online")
         self.states = {name: robot_state(name, "main") for name in ROBOTS}
         self._modes = dict.fromkeys(ROBOTS, "policy")
         self.latches = {name: StopLatch() for name in ROBOTS}
@@ -63,7 +75,6 @@ class Gateway:
         for i in range(4):
             tasks = {"drawer-open": 0.2 * i, "door-open": 0.25 * i}
             self.view.add_evaluation(Evaluation(i + 1, tasks, 10, 0, "cadence", 0, 0.0), t_s=10.0 * i)
-        self.view.update_trainer(TrainerStatus(4200, 0.05, 20.0, 900, 12, "online"))
         self.view.add_stored_steps(12_345, 0.08)
         turn = 0
         while not self._stop.wait(0.05):
@@ -78,6 +89,11 @@ class Gateway:
                         self.latches[command.robot].release(command.stop)
                     case "start":
                         self.latches[command.robot].start()
+            for change in self.view.pop_version_changes():
+                self.changes.append(change)
+                self.frozen = {"freeze": True, "thaw": False}.get(change.action, self.frozen)
+            self.view.update_trainer(self.trainer)
+            self.view.update_versions(self.versions())
             stops = {name: latch.state for name, latch in self.latches.items()}
             self.view.update_fleet(tuple(self.states.values()), (job_state("canary"),), stops)
             for name in ROBOTS:
@@ -85,6 +101,33 @@ class Gateway:
                 self.view.update_status(edge_status(name, **({"mode": mode, "stop": stops[name]} | self.says[name])))
                 self.view.update_preview(Preview(name, "front", turn, pictures[turn // 4 % 4]))
             turn += 1
+
+    def versions(self) -> tuple[VersionStatus, ...]:
+        """One that runs, one that is tried, and more than a page shows before them."""
+        last = next((one.number for one in reversed(self.changes) if one.action in ("promote", "rollback")), 20)
+        states = {20: "promoted", 21: "canary", 19: "rolled_back"}
+        return tuple(
+            version_status(
+                number,
+                state="promoted" if number == last else states.get(number, "superseded"),
+                current=number == last,
+                reference=number == 18,
+                robots={20: ("r1", "r2"), 21: ("r3",)}.get(number, ()),
+                pinned=("r2",) if number == 18 else (),
+                episodes=40 if number == 20 else 0,
+                successes=30 if number == 20 else 0,
+                note="it is compared with 20 (robots: r3)" if number == 21 else "",
+                frozen=self.frozen,
+            )
+            for number in range(1, 22)
+        )
+
+    def wait_for_changes(self, *wanted: tuple[str, int, str]) -> None:
+        """Exactly these (action, number, robot) have come."""
+        deadline_s = time.monotonic() + 60
+        while len(self.changes) < len(wanted) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert [change[1:] for change in self.changes] == list(wanted)
 
     def wait_for(self, kind: str, since: int = 0, action: tuple[float, ...] | None = None) -> OperatorCommand:
         """The first command of `kind` (and `action`) after the first `since` commands."""
@@ -378,4 +421,73 @@ def test_a_phone_releases_and_starts(browser: sync_api.Browser, gateway: Gateway
     card.get_by_role("button", name="Start").tap()
     assert gateway.wait_for("start").robot == "r2"
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
+def test_versions_are_promoted_pinned_and_frozen(page: sync_api.Page, gateway: Gateway):
+    rows = page.locator("#versions > li")
+    sync_api.expect(rows).to_have_count(12)
+    assert rows.locator(".version-head b").all_inner_texts() == [str(number) for number in range(21, 9, -1)]
+    canary, running, pinned = rows.nth(0), rows.nth(1), rows.nth(3)
+    sync_api.expect(canary).to_contain_text("canary")
+    sync_api.expect(canary).to_contain_text("it is compared with 20 (robots: r3)")
+    sync_api.expect(running).to_contain_text("40 episodes · 75% success · runs on r1, r2")
+    sync_api.expect(running.locator(".tag")).to_have_text(["current"])
+    sync_api.expect(pinned.locator(".tag")).to_have_text(["reference"])
+    sync_api.expect(pinned).to_contain_text("pinned: r2")
+
+    canary.locator(".version-head").click()
+    sync_api.expect(canary.get_by_role("button", name="Roll back", exact=True)).to_be_hidden()
+    canary.get_by_role("button", name="Promote", exact=True).click()
+    sync_api.expect(canary.locator(".question")).to_contain_text("run version 21 from now on")
+    canary.get_by_role("button", name="Cancel").click()
+    canary.get_by_role("button", name="Promote", exact=True).click()
+    canary.get_by_role("button", name="Promote 21").click()
+    gateway.wait_for_changes(promoted := ("promote", 21, ""))
+    sync_api.expect(canary.locator(".tag")).to_have_text(["current"])
+    sync_api.expect(canary.get_by_role("button", name="Promote", exact=True)).to_be_hidden()
+
+    pinned.locator(".version-head").click()
+    sync_api.expect(canary.get_by_role("combobox")).to_be_hidden()
+    pinned.get_by_role("combobox").select_option("r3")
+    pinned.get_by_role("button", name="Pin", exact=True).click()
+    pinned.get_by_role("combobox").select_option("all robots")
+    pinned.get_by_role("button", name="Pin", exact=True).click()
+    pinned.get_by_role("button", name="Pin all to 18").click()
+    pinned.get_by_role("button", name="Unpin r2").click()
+    pinned.get_by_role("button", name="Roll back", exact=True).click()
+    pinned.get_by_role("button", name="Roll back to 18").click()
+    page.get_by_role("button", name="Freeze", exact=True).click()
+    changes = [("pin", 18, "r3"), ("pin", 18, ""), ("pin", 0, "r2"), ("rollback", 18, ""), ("freeze", 0, "")]
+    gateway.wait_for_changes(promoted, *changes)
+    page.get_by_role("button", name="Unfreeze").click()
+    gateway.wait_for_changes(promoted, *changes, ("thaw", 0, ""))
+    sync_api.expect(page.get_by_role("button", name="Freeze", exact=True)).to_be_visible()
+    gateway.view.reject_version_change(gateway.changes[0], "there is no policy version 21.")
+    sync_api.expect(page.locator(".toast")).to_have_text("there is no policy version 21.")
+
+
+def test_the_page_says_what_the_trainer_did_not_let_out(page: sync_api.Page, gateway: Gateway):
+    refusal = page.locator("#trainer-refusal")
+    sync_api.expect(refusal).to_be_hidden()
+    gateway.trainer = TrainerStatus(4200, 0.05, 20.0, 900, 12, "online", refused=2, refusal="weights are not finite.")
+    sync_api.expect(refusal).to_have_text("Not published (2 versions so far): weights are not finite.")
+
+
+def test_a_phone_shows_and_changes_versions(
+    browser: sync_api.Browser, gateway: Gateway, server: Server, tmp_path: Path
+):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.goto(server.url)
+    row = page.locator("#versions > li").nth(3)
+    row.locator(".version-head").tap()
+    row.get_by_role("button", name="Roll back", exact=True).tap()
+    button = row.get_by_role("button", name="Roll back to 18")
+    box = button.bounding_box()
+    assert box is not None and box["height"] >= 44 and box["x"] + box["width"] <= 390
+    row.screenshot(path=Path(os.environ.get("OPERATOR_SHOTS", tmp_path)) / "versions-phone.png")
+    button.tap()
+    gateway.wait_for_changes(("rollback", 18, ""))
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
     context.close()

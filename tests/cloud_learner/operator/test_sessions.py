@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from cloud_learner.operator.command_queue import MAX_COMMANDS, MAX_VERSION_CHANGES, VersionChange
 from cloud_learner.operator.sessions import OperatorSessions
-from cloud_learner.operator.view import MAX_COMMANDS, FleetView
+from cloud_learner.operator.view import FleetView
 from tests.cloud_learner.operator.fakes import arm_spec, edge_status, robot_state
 from wire.clock import ManualClock
 from wire.errors import ProtocolError, RejectedError
@@ -268,3 +269,55 @@ def test_a_page_wishes_as_often_as_a_person_does_and_stops_and_drives_as_often_a
         say(desk, me, "command", action=[0, 0, 0, 0], sequence=number)
         say(desk, me, "estop")
         assert kinds(view) == [("r1", "command"), ("r1", "estop")]
+
+
+def test_versions_are_changed_by_any_page(desk: OperatorSessions, view: FleetView):
+    me, other = desk.join(), desk.join()
+    say(desk, other, "take_over")
+    for more in (
+        {"change": "promote", "number": 7},
+        {"change": "pin", "number": 3, "robot": "r1"},
+        {"change": "pin", "robot": "gone"},
+        {"change": "freeze"},
+    ):
+        say(desk, me, "versions", **{"robot": "", **more})
+    assert view.pop_version_changes() == [
+        VersionChange(f"web-{me}", "promote", 7),
+        VersionChange(f"web-{me}", "pin", 3, "r1"),
+        VersionChange(f"web-{me}", "pin", 0, "gone"),
+        VersionChange(f"web-{me}", "freeze"),
+    ]
+    assert kinds(view) == [("r1", "take_over")]
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "words"),
+    [
+        ({}, ProtocolError, "does not say what to do with versions"),
+        ({"change": "list"}, ProtocolError, "does not say what to do with versions"),
+        ({"change": "delete"}, ProtocolError, "not a message"),
+        ({"change": "promote", "number": -1}, ProtocolError, "not a message"),
+        ({"change": "promote", "number": 2**63}, ProtocolError, "not a message"),
+        ({"change": "promote", "number": "7"}, ProtocolError, "not a message"),
+        ({"change": "pin", "number": 3, "robot": "r3"}, RejectedError, "no robot 'r3'"),
+    ],
+)
+def test_what_is_no_change_of_versions_is_refused(
+    desk: OperatorSessions, view: FleetView, more: dict, error: type[Exception], words: str
+):
+    with pytest.raises(error, match=words):
+        say(desk, desk.join(), "versions", **{"robot": "", **more})
+    assert view.pop_version_changes() == []
+
+
+def test_changes_of_versions_that_nobody_pops_are_refused(desk: OperatorSessions):
+    me = desk.join()
+    for _ in range(MAX_VERSION_CHANGES):
+        say(desk, me, "versions", robot="", change="freeze")
+    with pytest.raises(RejectedError, match="takes no commands now, so 'freeze'"):
+        say(desk, me, "versions", robot="", change="freeze")
+    for _ in range(100 - MAX_VERSION_CHANGES - 1):
+        with pytest.raises(RejectedError, match="takes no commands now"):
+            say(desk, me, "versions", robot="", change="thaw")
+    with pytest.raises(RejectedError, match="asks for too much at once, so 'thaw'"):
+        say(desk, me, "versions", robot="", change="thaw")

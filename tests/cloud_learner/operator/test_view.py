@@ -7,9 +7,10 @@ import threading
 import numpy as np
 
 from cloud_learner.operator import view as view_module
+from cloud_learner.operator.command_queue import MAX_COMMANDS, MAX_REJECTIONS, MAX_VERSION_CHANGES, VersionChange
 from cloud_learner.operator.view import FleetView
-from cloud_learner.operator.view_models import not_drivable
-from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state
+from cloud_learner.operator.view_models import MAX_VERSIONS, not_drivable
+from tests.cloud_learner.operator.fakes import arm_spec, edge_status, job_state, robot_state, version_status
 from wire.clock import ManualClock
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.stop_state import StopState
@@ -145,6 +146,44 @@ def test_trainer_with_no_loss_yet_is_json():
     assert [event["text"] for event in view.snapshot()["events"]] == ["trainer is waiting", "trainer is online"]
 
 
+def test_the_trainer_says_which_version_it_did_not_let_out():
+    view = FleetView(ManualClock())
+    view.update_trainer(TrainerStatus(60, 0.1, 12.0, 300, 4, "online", refused=2, refusal="actions are not finite"))
+    trainer = view.snapshot()["trainer"]
+    assert (trainer["refused"], trainer["refusal"]) == (2, "actions are not finite")
+
+
+def test_versions_are_shown_newest_first_and_those_in_use_before_others():
+    view = FleetView(ManualClock())
+    plain = [version_status(number) for number in range(4, 60)]
+    used = [version_status(1, reference=True), version_status(2, pinned=("r1",)), version_status(3, current=True)]
+    view.update_versions((*used, *plain))
+    snapshot = view.snapshot()
+    numbers = [one["number"] for one in snapshot["versions"]]
+    assert len(numbers) == MAX_VERSIONS
+    assert numbers == [*range(59, 50, -1), 3, 2, 1]
+    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
+
+
+def test_changes_of_versions_come_once_in_order_and_are_bounded():
+    view, woken = FleetView(ManualClock()), []
+    view.on_command = lambda: woken.append(1)
+    changes = [VersionChange("web-1", "promote", 3), VersionChange("web-2", "freeze")]
+    assert all(view.submit_version_change(change) for change in changes)
+    assert view.pop_version_changes() == changes
+    assert (view.pop_version_changes(), len(woken)) == ([], 2)
+    assert all(view.submit_version_change(changes[0]) for _ in range(MAX_VERSION_CHANGES))
+    assert not view.submit_version_change(changes[1])
+
+
+def test_a_change_that_is_refused_is_told_to_whoever_wanted_it():
+    view = FleetView(ManualClock())
+    view.reject_version_change(VersionChange("web-1", "promote", 9), "there is no policy version 9")
+    assert view.pop_rejections("web-2") == []
+    assert view.pop_rejections("web-1") == [("", "there is no policy version 9")]
+    assert view.snapshot()["events"][-1]["kind"] == "refused"
+
+
 def test_events_are_bounded():
     view = FleetView(ManualClock())
     for i in range(10_000):
@@ -182,7 +221,7 @@ def test_commands_come_once_in_order_and_only_the_newest_command_waits():
 
 def test_a_stop_finds_room_in_a_full_queue():
     view = FleetView(ManualClock())
-    for i in range(view_module.MAX_COMMANDS):
+    for i in range(MAX_COMMANDS):
         assert view.submit_command(OperatorCommand("r1" if i < 10 else f"x{i}", ("take_over", "command")[i % 2]))
     assert not view.submit_command(OperatorCommand("r1", "hand_back"))
     assert view.submit_command(OperatorCommand("r1", "estop"))
@@ -257,7 +296,7 @@ def test_a_rejected_command_reaches_only_its_operator():
     assert view.pop_rejections("web-1") == []
     for _ in range(1000):
         view.reject_command(OperatorCommand("r1", "take_over", operator="web-3"), "taken")
-    assert len(view.pop_rejections("web-3")) == view_module.MAX_EVENTS
+    assert len(view.pop_rejections("web-3")) == MAX_REJECTIONS
 
 
 def test_what_robots_do_on_their_own_stands_beside_the_measured_figure():

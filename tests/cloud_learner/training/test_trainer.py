@@ -37,6 +37,7 @@ def recipe():
         plain,
         make_policy=lambda spec, seed: Pretrained(plain.make_policy(spec, seed)),
         demonstrations=0,
+        min_corrected_steps=0,
         checkpoint_every_s=0.0,
         algorithm=replace(plain.algorithm, publish_every_s=0.1, batch=8),
     )

@@ -186,6 +186,31 @@ def test_an_export_splits_as_the_trainer_does_unless_it_is_told_otherwise(data: 
     assert exchange._held_out_share(data, "", None, None, True) == 0.25
 
 
+def test_lag_says_how_far_behind_rollouts_arrived(data: Path) -> None:
+    ledger, store = BufferLocation(data).open_writer()
+    # acted by version 1 while the fleet had 2
+    (late,) = fake_episode(SPEC, "late", actor=[0] * 30 + [1] * 30, steps=60, seed=9)
+    store.append_all([(late, 5)], 6)
+    store.close()
+    ledger.close()
+    found = json.loads(run("lag", "--data", data, "--max-lag", 0, "--json"))
+    assert [(one["robot"], one["rollout_steps"], one["largest"], one["stale_steps"]) for one in found] == [
+        ("r1", 170, 1, 30),
+        ("", 170, 1, 30),
+    ]
+    text = run("lag", "--data", data, "--max-lag", 0)
+    assert "above 0" in text and "17.6%" in text and "all " in text
+    assert "above" not in run("lag", "--data", data)
+    assert "lag   1" in run("tail", "-n", 1, "-F", "--data", data)
+
+
+def test_no_rollout_has_no_lag(tmp_path: Path) -> None:
+    ledger, store = BufferLocation(tmp_path).open_writer()
+    store.close()
+    ledger.close()
+    assert "no rollout is stored" in run("lag", "--data", tmp_path)
+
+
 def test_no_buffer_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no data directory"):
         run("stats", "--data", tmp_path / "none")

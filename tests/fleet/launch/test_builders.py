@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from cloud_learner.gateway.stop_server import StopServer
-from cloud_learner.training.trainer import TrainerCounts
+from cloud_learner.training.status import TrainerCounts
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import (
     DemonstratorOptions,
@@ -93,6 +93,9 @@ def test_a_trainer_shows_its_figures_while_it_works(monkeypatch: pytest.MonkeyPa
         counts = TrainerCounts(version=7)
         stopping = False
 
+        def start(self) -> None:
+            pages.append(b"started")
+
         def step(self) -> bool:
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 pages.append(answer.read())
@@ -110,8 +113,8 @@ def test_a_trainer_shows_its_figures_while_it_works(monkeypatch: pytest.MonkeyPa
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
-    assert b"vla_fleet_trainer_policy_version 7.0" in pages[0]
-    assert pages[1:] == [b"closed"]
+    assert b"vla_fleet_trainer_policy_version 7.0" in pages[1]
+    assert pages[::2] == [b"started", b"closed"]
 
 
 def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_stops(
@@ -121,7 +124,7 @@ def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_st
     make_keys(data.keys, [GATEWAY])
     tried: list[bool] = []
 
-    def make(*_: object, stops: StopServer) -> object:
+    def make(*_: object, stops: StopServer, secret: bytes) -> object:
         tried.append(stops._thread is not None and stops._thread.is_alive())
         if len(tried) < 3:
             raise StorageError("connection refused.")

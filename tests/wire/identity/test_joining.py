@@ -164,10 +164,10 @@ def test_a_robot_of_another_version_does_not_take_its_token_for_a_bad_one(
     with monkeypatch.context() as other:
         other.setattr(ZmqClient, "send", lambda self, message: _send_of_version(self, message, PROTOCOL_VERSION - 1))
         other.setattr(zmq_channel, "decode", _decode_of_version(PROTOCOL_VERSION - 1))
-        with pytest.raises(WireError, match="newer than this side's 4: upgrade vla-fleet here"):
+        with pytest.raises(WireError, match="newer than this side's 5: upgrade vla-fleet here"):
             join_fleet(tmp_path / "robot", token, door.server.endpoint, LONG_S)
     (news,) = door.server.rejections()
-    assert news[0] == "unknown" and "older than this side's 5: upgrade vla-fleet there" in news[1]
+    assert news[0] == "unknown" and "older than this side's 6: upgrade vla-fleet there" in news[1]
     # The token is as good as before.
     assert join_fleet(tmp_path / "robot", token, door.server.endpoint) == "robot-7"
 

@@ -178,7 +178,7 @@ def of_version(message: Message, difference: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("difference", "where"), [(-1, "older than this side's 5: upgrade vla-fleet there"), (1, "here")]
+    ("difference", "where"), [(-1, "older than this side's 6: upgrade vla-fleet there"), (1, "here")]
 )
 def test_a_robot_of_another_version_is_named_to_the_operator_and_told_which_side_to_upgrade(
     server: ZmqServer, connect: Callable[..., ZmqClient], difference: int, where: str
@@ -206,7 +206,7 @@ def test_a_gateway_of_another_version_is_told_of_at_the_robot(
     while not client.refusal and time.monotonic() < deadline:
         wait_any([client], 0.02)
         client.recv()
-    assert "newer than this side's 5: upgrade vla-fleet here" in client.refusal
+    assert "newer than this side's 6: upgrade vla-fleet here" in client.refusal
     session.raise_if_rejected()
     clock.advance(60 * 10**9)
     with pytest.raises(RejectedError, match="upgrade vla-fleet here"):

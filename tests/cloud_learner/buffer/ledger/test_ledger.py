@@ -9,10 +9,11 @@ from cloud_learner.buffer.control import summarise_control
 from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, Totals
+from cloud_learner.buffer.ledger.rows import Journaled, LagRow, Totals
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
+from wire.types import PolicyVersion
 
 SPEC = fake_spec()
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
@@ -95,6 +96,27 @@ def test_an_episode_adds_up_whatever_the_order(ledger):
     assert ledger.episodes("nobody") == ()
     assert (ledger.episodes_of_robot("r1"), ledger.episodes_of_robot("nobody")) == (3, 0)
     assert [row.first_tick for row in ledger.segments_of("e1")] == [0, 80, 160]
+
+
+def test_the_lag_that_a_segment_arrived_with_is_kept(ledger):
+    actors = [POLICY] * 6 + [HUMAN] * 4
+    early, late = (fake_episode(SPEC, name, steps=10, actor=actors)[0] for name in ("early", "late"))
+    shown = fake_episode(SPEC, "shown", steps=10, actor=actors, source="demonstration")[0]
+    _commit(ledger, early)
+    for number in (1, 4):
+        ledger.commit_version(PolicyVersion(number, "ab", 2, 0, 10, 5, 0), f"{number}.safetensors")
+    _commit(ledger, replace(late, version=np.array([4, 4, 2, 2, 2, 1, 0, 0, 0, 0], np.int32)))
+    _commit(ledger, shown)
+    ledger.commit_version(PolicyVersion(9, "ab", 2, 4, 10, 5, 0), "9.safetensors")
+    # sent again: it arrived when it arrived
+    assert _commit(ledger, early) is None
+    rows = ledger.segments_after(0)
+    assert [(row.newest_version, row.lag) for row in rows] == [(0, 0), (4, 3), (4, 0)]
+    assert ledger.index(0, SPEC.data_hash).newest_version.tolist() == [0, 4, 4]
+    assert ledger.lags() == (LagRow("r1", 12, {0: 8, 2: 3, 3: 1}),)
+    assert ledger.lags(1) == (LagRow("r1", 6, {0: 2, 2: 3, 3: 1}),)
+    ledger.prune(["late"], 5)
+    assert ledger.lags() == (LagRow("r1", 6, {0: 6}),)
 
 
 def test_counters_equal_a_count_by_hand_whatever_comes(ledger):

@@ -92,6 +92,7 @@ def test_lerobot_reads_what_was_stored(buffer: Buffer, tmp_path: Path, hub_cache
             assert bool(item["next.done"]) == bool(item["next.success"]) == (step == steps - 1)
             assert int(item["actor"]) == joined(stored, "actor")[step]
             assert int(item["policy_version"]) == 1
+            assert int(item["policy_version_lag"]) == 0
             for camera in CAMERAS:
                 got, wanted = picture(item, camera), pictures[camera][step]
                 if video:

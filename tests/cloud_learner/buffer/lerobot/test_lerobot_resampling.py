@@ -35,6 +35,7 @@ def episode(action: np.ndarray, fps: float, **columns: np.ndarray) -> Steps:
         reward=np.zeros(rows, np.float32),
         actor=np.arange(rows).astype(np.uint8),
         version=np.arange(rows).astype(np.int32),
+        lag=np.arange(rows, 0, -1).astype(np.int32),
         done=np.arange(rows) == rows - 1,
         truncated=np.zeros(rows, bool),
         frame_times_ns=np.arange(rows)[:, None],

@@ -43,6 +43,14 @@ def test_a_whole_episode_is_one_piece() -> None:
     assert np.flatnonzero(steps.done).tolist() == [29]
 
 
+def test_a_row_has_the_lag_that_its_segment_arrived_with() -> None:
+    segments = fake_episode(SPEC, "e", steps=8, segment_steps=4)
+    steps, _ = steps_of(segments, SPEC, [3, 5])
+    assert steps.lag.tolist() == [2] * 4 + [4] * 4
+    assert rows_of(steps, SPEC, 4).lag.tolist() == [2, 4]
+    assert steps_of(segments, SPEC)[0].lag.tolist() == [0] * 8
+
+
 def test_a_missing_segment_cuts_and_what_it_brought_is_not_used() -> None:
     segments = fake_episode(SPEC, "e", steps=40, segment_steps=10, seed=1)
     pieces = pieces_of(*steps_of([segments[0], segments[2], segments[3]], SPEC), frozenset())

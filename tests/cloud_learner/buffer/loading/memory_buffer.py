@@ -28,6 +28,7 @@ class Index(msgspec.Struct, frozen=True, eq=False):
     frames: np.ndarray
     reward_sum: np.ndarray
     last: np.ndarray
+    newest_version: np.ndarray
     outcome: np.ndarray
     run_offsets: np.ndarray
     runs: np.ndarray
@@ -60,6 +61,8 @@ class MemoryBuffer:
         self.asked: list[int] = []
         """what `index` was to begin after"""
         self.version = 0
+        self.arrived: dict[int, int] = {}
+        """the fleet's newest version when a segment arrived, by ledger row"""
         self.labels: dict[int, np.ndarray] = {}
         """the first label asked for, of each step by ledger row"""
         self._labelled: list[list[int]] = []
@@ -72,6 +75,7 @@ class MemoryBuffer:
         for segment in segments:
             self._row += 1
             self.segments[self._row] = self.stored[self._row] = segment
+            self.arrived[self._row] = self.version
             self.numbers.setdefault(segment.episode.id, len(self.numbers) + 1)
             rows.append(self._row)
         return rows
@@ -93,6 +97,7 @@ class MemoryBuffer:
         copy.numbers = {
             id: n for id, n in self.numbers.items() if any(s.episode.id == id for s in copy.segments.values())
         }
+        copy.arrived = dict(self.arrived)
         copy._row = row
         return copy
 
@@ -145,6 +150,7 @@ class MemoryBuffer:
             frames=np.array([sum(len(f.encoded) for f in s.frames.values()) for _, s in chosen], np.int32),
             reward_sum=np.array([s.reward.sum(dtype=np.float64) for _, s in chosen]),
             last=np.array([s.last for _, s in chosen], bool),
+            newest_version=np.array([self.arrived[row] for row, _ in chosen], np.int32),
             outcome=np.array([OUTCOMES.index(s.outcome) if s.last else -1 for _, s in chosen], np.int8),
             run_offsets=np.array(offsets, np.int64),
             runs=np.array(runs, np.int32).reshape(-1, 4),
@@ -288,7 +294,7 @@ class ChaosSampler:
 
     @property
     def stats(self):
-        return SimpleNamespace(sweeping_strata=0, eligible_steps=1)
+        return SimpleNamespace(sweeping_strata=0, eligible_steps=1, rollout_steps=0, stale_steps=0)
 
     def note(self, task, online, loss):
         self.noted.append((task, online, loss))

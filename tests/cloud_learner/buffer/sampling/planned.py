@@ -22,6 +22,10 @@ class Book:
 
     def __init__(self) -> None:
         self.row = 0
+        self.newest_version = 0
+        """of the fleet, when the next segment arrives"""
+        self.newest: dict[int, int] = {}
+        """the same by row"""
         self._segments: list[tuple[int, int, int, int, list[Run], float, bool, int]] = []
         self._facts: dict[int, EpisodeFacts] = {}
         self._next: dict[int, tuple[int, int]] = {}
@@ -47,6 +51,7 @@ class Book:
         index, tick = at or self._next[episode]
         self._next[episode] = (index + 1, tick + sum(run[0] for run in runs))
         self.row += 1
+        self.newest[self.row] = self.newest_version
         self._segments.append((self.row, episode, index, tick, list(runs), reward, outcome >= 0, outcome))
         return self.row
 
@@ -99,6 +104,7 @@ class Book:
             frames=np.array(steps, np.int32),
             reward_sum=np.array(columns[5], np.float64),
             last=np.array(columns[6], bool),
+            newest_version=np.array([self.newest.get(row, 0) for row in columns[0]], np.int32),
             outcome=np.array(columns[7], np.int8),
             run_offsets=np.array(offsets, np.int64),
             runs=np.array(runs, np.int32).reshape(-1, 4),

@@ -320,6 +320,7 @@ def large_index(first: int, count: int) -> SegmentColumns:
         frames=np.full(count, 40, np.int32),
         reward_sum=np.ones(count),
         last=at % 3 == 2,
+        newest_version=np.zeros(count, np.int32),
         outcome=np.where(at % 3 == 2, 0, -1).astype(np.int8),
         run_offsets=np.arange(count + 1) * 2,
         runs=runs,

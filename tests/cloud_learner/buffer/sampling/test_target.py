@@ -38,6 +38,7 @@ def runs(
     demonstration=(False,) * 4,
     outcome=(0, 1, 2, -1),
     label=(np.nan,) * 4,
+    lag=(0,) * 4,
 ) -> StepRuns:
     return StepRuns(
         np.array(actor, np.uint8),
@@ -45,6 +46,7 @@ def runs(
         np.array(demonstration),
         np.array(outcome, np.int8),
         np.array(label, np.float32),
+        np.array(lag),
     )
 
 

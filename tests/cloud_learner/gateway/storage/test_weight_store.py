@@ -7,6 +7,7 @@ import pytest
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.gateway.storage.weight_store import MAX_PART_BYTES, WeightStore
+from tests import samples
 from wire.errors import CorruptDataError, DiskFullError, RejectedError
 from wire.messages.gateway import FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
@@ -25,7 +26,7 @@ def store(tmp_path, ledger):
 
 
 def _weights(number, size=1000):
-    data = (hashlib.sha256(str(number).encode()).digest() * (size // 32 + 1))[:size]
+    data = samples.weights(number, size)
     return data, PolicyVersion(number, hashlib.sha256(data).hexdigest(), size, number - 1, 10 * number, 5, 3, 99)
 
 
@@ -43,7 +44,7 @@ def _publish(store, number, size=1000):
 
 
 def _names(tmp_path):
-    return sorted(path.name for path in (tmp_path / "weights").glob("*"))
+    return sorted(path.name for path in (tmp_path / "weights").glob("*") if path.suffix != ".manifest")
 
 
 def test_a_version_is_published_in_parts_and_fetched_in_ranges(tmp_path, store, ledger):

@@ -1,0 +1,386 @@
+"""The rollout controller in the gateway: who hears of which version, what of it is kept, what people see and say."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.notes import Note, Notes
+from cloud_learner.gateway.peers import KnownPeer
+from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.rollout.controller import RolloutController
+from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionRecord, VersionState
+from cloud_learner.rollout.retention import removable
+from wire.clock import Clock
+from wire.errors import RejectedError, StorageError
+from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
+from wire.messages.gateway import ACTORS, EdgeStatus, Segment
+from wire.task_thread import Task, TaskQueue
+from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
+
+log = logging.getLogger(__name__)
+
+_JUDGED: Mapping[str, bool | None] = {
+    EpisodeOutcome.success: True,
+    EpisodeOutcome.failure: False,
+    EpisodeOutcome.unjudged: None,
+}
+_OPEN_EPISODES = 1000
+_SHOWN = 50
+_POLICY = ACTORS.index(Actor.policy)
+_AWAY_NS = 600_000_000_000
+"""a robot that says nothing for so long tries nothing; nor does one that is not back so long after a restart"""
+_AGAIN_NS, _LONGEST_AGAIN_NS = 10_000_000_000, 320_000_000_000
+"""until a robot that runs something else is told again; each time twice as long"""
+
+
+class _OpenEpisode(msgspec.Struct):
+    began_ns: int = 0
+    versions: set[int] = set()
+    """that chose an action of it"""
+    segments: int = 0
+    whole: bool = True
+    steps: int = 0
+    stopped: bool = False
+
+
+class _Mismatch(NamedTuple):
+    """A robot runs another version than it was told to."""
+
+    wanted: int
+    next_ns: int
+    """when it is told again"""
+    wait_ns: int
+
+
+class RolloutService:
+    """For the gateway's loop; what touches files is a task."""
+
+    announce: Callable[[str, int | None], None]
+    """tell a peer of a version; set before the first call"""
+    pinned_version: Callable[[str], int]
+    """the version that a robot is to keep for its job, 0: none; as well"""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        ledger: Ledger,
+        weights: WeightStore,
+        tasks: TaskQueue,
+        notes: Notes,
+        view: FleetView,
+        peers: Mapping[str, KnownPeer],
+        clock: Clock,
+    ) -> None:
+        """Go on from what the ledger keeps. Raises `StorageError`."""
+        self._ledger, self._weights, self._tasks, self._notes = ledger, weights, tasks, notes
+        self._view, self._peers, self._clock = view, peers, clock
+        self._episodes: OrderedDict[str, _OpenEpisode] = OrderedDict()
+        self._told: dict[str, int] = {}
+        """what each robot was told to run last"""
+        self._told_thinkers: dict[str, set[int]] = {}
+        self._mismatches: dict[str, _Mismatch] = {}
+        self._acting: dict[str, int] = {}
+        self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
+        versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
+        # Nothing is kept: robots run the newest.
+        for version in versions if known else reversed(versions):
+            if version.number > known:
+                # committed by a gateway that was killed before it decided
+                self.controller.on_version(version.number, version.parent, clock.now_ns())
+        records = self._records()
+        self._versions = {one.number: one for one in versions if one.number in records}
+        self._find_deleted()
+        self._robots = self._expected = tuple(self.controller.state().robots)
+        """robots that there were before a restart: they act by what they were told"""
+        self._expected_until_ns = clock.now_ns() + _AWAY_NS
+        self._stays: frozenset[int] = frozenset()
+        """versions whose files may not go"""
+        self._promoted: list[int] = []
+        self.controller.pop_decisions()
+        self._show()
+
+    def version_for(self, peer: str, role: str) -> int:
+        """What `peer` is to have, 0 when there is nothing. Who measures or thinks has the newest there is."""
+        if role == Role.edge:
+            return self.controller.version_for(peer)
+        controller = self.controller
+        if role != Role.evaluator:
+            return controller.current
+        return max((controller.current, controller.canary, *self._candidates()))
+
+    def on_version(self, version: PolicyVersion) -> None:
+        """It is here, and passed the gate."""
+        self._versions[version.number] = version
+        self.controller.on_version(version.number, version.parent, self._clock.now_ns())
+        kept = self._records()
+        self._versions = {number: one for number, one in self._versions.items() if number in kept}
+        self._apply()
+        for name, known in list(self._peers.items()):
+            if known.role == Role.evaluator and not known.rejected:
+                self.announce(name, None)
+        self._prune()
+
+    def on_activation(self, robot: str, number: int) -> None:
+        """A robot runs it."""
+        self._acting[robot] = number
+
+    def on_status(self, status: EdgeStatus) -> None:
+        """Whether somebody stopped a robot in mid-episode, and whether it runs what it was told to."""
+        if status.stop.stops and status.episode:
+            # perhaps before the first segment of it
+            self._open(status.episode).stopped = True
+        robot, now_ns = status.robot, self._clock.now_ns()
+        self._acting[robot] = status.version
+        wanted = self.pinned_version(robot) or self._told.get(robot, status.version)
+        if status.version == wanted:
+            self._mismatches.pop(robot, None)
+            return
+        found = self._mismatches.get(robot)
+        if found is None or found.wanted != wanted:
+            self._mismatches[robot] = _Mismatch(wanted, now_ns + _AGAIN_NS, _AGAIN_NS)
+        elif now_ns >= found.next_ns:
+            wait_ns = min(2 * found.wait_ns, _LONGEST_AGAIN_NS)
+            self._mismatches[robot] = _Mismatch(wanted, now_ns + wait_ns, wait_ns)
+            self.announce(robot, None)
+
+    def on_segment(self, segment: Segment, human_steps: int) -> None:
+        """A segment was stored, for the first time; `human_steps` of its episode, with the last one."""
+        episode = segment.episode
+        if episode.source != EpisodeSource.online:
+            return
+        found = self._open(episode.id)
+        if not found.segments:
+            known = self._peers.get(episode.robot)
+            offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
+            found.began_ns = int(segment.times_ns[0]) + offset_ns
+        if segment.index != found.segments:
+            # a part of it came before this gateway was started: nobody knows who acted in it
+            found.whole = False
+        found.segments = segment.index + 1
+        found.steps += segment.steps
+        found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
+        if not segment.last:
+            return
+        del self._episodes[episode.id]
+        if segment.outcome not in _JUDGED or not found.whole:
+            return  # broken off or thrown away: it says nothing about the policy
+        success = _JUDGED[segment.outcome]
+        share = min(1.0, human_steps / max(1, found.steps))
+        about = episode.robot, found.versions, episode.task, success, share, found.stopped
+        self.controller.on_episode(*about, found.began_ns, self._clock.now_ns())
+        self._apply()
+
+    def poll(self) -> None:
+        """Do what people at the page want, and see which robots there are."""
+        for change in self._view.pop_version_changes():
+            try:
+                self.change(*change)
+            except RejectedError as error:
+                self._view.reject_version_change(change, str(error))
+        self._tell_robots()
+
+    def _tell_robots(self) -> None:
+        now_ns = self._clock.now_ns()
+        robots = [
+            name
+            for name, known in self._peers.items()
+            if known.role == Role.edge and not known.rejected and now_ns - known.last_message_ns < _AWAY_NS
+        ]
+        expected = self._expected if now_ns < self._expected_until_ns else ()
+        taking_part = tuple(sorted({*robots, *expected}))
+        self.controller.set_robots(taking_part, now_ns)
+        self._tell(robots)
+        if taking_part != self._robots:
+            self._robots = taking_part
+            self._keep()
+
+    # --- people -----------------------------------------------------------------------------------------------------
+
+    def handle_call(self, who: str, call: ChangeVersions, answer: Callable[[Response], object]) -> None:
+        """List versions, or do what a person wants with them."""
+        try:
+            self.change(who, call.action, call.number, call.robot)
+        except RejectedError as error:
+            answer(Response(call.call, refused=str(error)))
+            return
+
+        def found(statuses: tuple[VersionStatus, ...]) -> None:
+            answer(Response(call.call, versions=statuses))
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, StorageError):
+                raise error
+            answer(Response(call.call, refused=str(error)))
+
+        self._tasks.submit(Task(partial(self._with_sizes, self.statuses()), found, failed))
+
+    def change(self, who: str, action: str, number: int, robot: str = "") -> None:
+        """Raises `RejectedError`."""
+        controller, now_ns = self.controller, self._clock.now_ns()
+        if number and number not in self._versions:
+            raise RejectedError(f"there is no policy version {number}; the newest is {max(self._versions, default=0)}.")
+        match action:
+            case VersionAction.list:
+                return
+            case VersionAction.promote:
+                self._require_number(action, number)
+                controller.promote(number, now_ns, who)
+            case VersionAction.rollback:
+                controller.rollback(now_ns, number, who)
+                # The next version would undo it within seconds.
+                controller.freeze(True, now_ns)
+            case VersionAction.pin:
+                if number and robot and robot not in self._peers:
+                    raise RejectedError(f"there is no robot '{robot}' here.")
+                controller.pin(robot, number, now_ns)
+                self._say(who, f"pinned to {number}" if number else "pinned no more", robot)
+            case VersionAction.freeze | VersionAction.thaw:
+                controller.freeze(action == VersionAction.freeze, now_ns)
+                self._say(who, "versions are frozen" if controller.frozen else "versions are free")
+            case _:
+                raise RejectedError(f"versions can be {', '.join(VersionAction)}, not '{action[:40]}'.")
+        self._apply()
+
+    def statuses(self) -> tuple[VersionStatus, ...]:
+        """The newest versions, and all that are needed, oldest first."""
+        controller, records = self.controller, self._records()
+        acting: dict[int, list[str]] = {}
+        for robot, number in sorted(self._acting.items()):
+            acting.setdefault(number, []).append(robot)
+        pins: dict[int, list[str]] = {}
+        for robot, number in sorted(controller.pins.items()):
+            pins.setdefault(number, []).append(robot or "all")
+        shown = sorted({*sorted(records)[-_SHOWN:], *controller.needed} & self._versions.keys())
+        return tuple(
+            VersionStatus(
+                version=self._versions[number],
+                state=(record := records[number]).state,
+                current=number == controller.current,
+                reference=number == controller.reference,
+                robots=tuple(acting.get(number, ())),
+                pinned=tuple(pins.get(number, ())),
+                episodes=record.tally.judged,
+                successes=record.tally.succeeded,
+                note=record.reason,
+                frozen=controller.frozen,
+            )
+            for number in shown
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _say(self, who: str, text: str, robot: str = "") -> None:
+        self._view.add_event("rollout", f"{who}: {text}", robot)
+
+    def _require_number(self, action: str, number: int) -> None:
+        if not number:
+            raise RejectedError(f"{action} needs the number of a version; `vla-fleet versions list` has them.")
+
+    def _candidates(self) -> list[int]:
+        records = self.controller.versions()
+        return [one.number for one in records if one.state == VersionState.candidate and one.has_weights]
+
+    def _records(self) -> dict[int, VersionRecord]:
+        return {record.number: record for record in self.controller.versions()}
+
+    def _apply(self) -> None:
+        """Tell robots and people what has changed, and keep it."""
+        for decision in self.controller.pop_decisions():
+            text = f"version {decision.version}: {decision.kind.replace('_', ' ')}: {decision.reason}"
+            log.info("%s", text)
+            if self.controller.config.canary or decision.kind not in (DecisionKind.promoted, DecisionKind.reference):
+                self._view.add_event("rollout", text)
+                run = partial(self._ledger.add_event, self._clock.now_ns(), "", "rollout", text)
+                self._notes.submit(Note(run, droppable=True))
+        self._tell_robots()
+        self._show()
+        self._keep()
+
+    def _keep(self) -> None:
+        self._promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
+        self._stays = frozenset(self.controller.needed | {self.pinned_version(robot) for robot in self._peers})
+        kept = msgspec.json.encode(self.controller.state()).decode()
+        self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
+
+    def _show(self) -> None:
+        self._view.update_versions(self.statuses())
+
+    def _tell(self, robots: list[str]) -> None:
+        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and not known.rejected]
+        for name in robots:
+            number = self.controller.version_for(name)
+            if number and self._told.get(name) != number:
+                self._told[name] = number
+                self.announce(name, number)
+        wanted = {self.controller.current, self.controller.canary, self.controller.reference} - {0}
+        for name in thinkers:
+            # it thinks for robots of all
+            for number in sorted(wanted - self._told_thinkers.get(name, set())):
+                self.announce(name, number)
+            self._told_thinkers[name] = wanted
+
+    def forget(self, peer: str) -> None:
+        """It said hello, and is told again."""
+        self._told.pop(peer, None)
+        self._told_thinkers.pop(peer, None)
+
+    def _open(self, episode: str) -> _OpenEpisode:
+        found = self._episodes.setdefault(episode, _OpenEpisode())
+        if len(self._episodes) > _OPEN_EPISODES:
+            self._episodes.popitem(last=False)
+        return found
+
+    def _with_sizes(self, statuses: tuple[VersionStatus, ...]) -> tuple[VersionStatus, ...]:
+        return tuple(
+            msgspec.structs.replace(one, **self._weights.sizes(one.version.number)._asdict()) for one in statuses
+        )
+
+    def _prune(self) -> None:
+        """Delete the files of versions that nobody needs."""
+
+        def pruned(gone: list[int]) -> None:
+            if gone and self._weights.exchange is None:
+                self.controller.on_weights_gone(gone, self._clock.now_ns())
+                self._apply()
+
+        room_bytes = self.controller.config.room_bytes
+        self._tasks.submit(Task(partial(self._weights.prune, self._removable, room_bytes), pruned, _not_pruned))
+
+    def _removable(self, parents: Mapping[int, int]) -> list[int]:
+        """Called by the thread that deletes them: what a person has just gone back to stays."""
+        needed = self._stays | set(self._acting.copy().values())
+        return removable(parents.keys(), parents, needed, self._promoted, self.controller.config.keep)
+
+    def _find_deleted(self) -> None:
+        """See which files there are: one that was deleted may have been restored."""
+        if self._weights.exchange is not None:
+            return  # they are fetched when they are needed
+        for version in self._versions.values():
+            if self._weights.sizes(version.number).here:
+                self.controller.on_version(version.number, version.parent, self._clock.now_ns())
+        gone = [number for number in self._versions if not self._weights.sizes(number).here]
+        self.controller.on_weights_gone(gone, self._clock.now_ns())
+
+
+def _not_pruned(error: Exception) -> None:
+    if not isinstance(error, StorageError):
+        raise error
+    log.warning("old versions stay: %s", error)
+
+
+def _decoded(kept: str) -> RolloutState:
+    try:
+        return msgspec.json.decode(kept, type=RolloutState) if kept else RolloutState()
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        log.error("what is kept of versions cannot be read (%s): the newest one is promoted.", error)
+        return RolloutState()

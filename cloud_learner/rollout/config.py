@@ -1,0 +1,50 @@
+"""What a rollout is asked for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from wire.errors import ConfigError
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a version gets from the gate to all robots. Raises `ConfigError`."""
+
+    canary: float = 0.0
+    """share of the robots, 0 to 1, that try a version before all get it: rounded up, never all of several robots.
+    0: what passed the gate is promoted at once, and nothing is compared"""
+    control: float = 0.1
+    """share of the robots that keep acting by the reference while another version is current, so that a slow loss over
+    many versions shows; rounded up, as far as canaries and robots on the current version are left. 0: none"""
+    margin: float = 0.2
+    """what a promoted version must have been shown not to be worse by: in success and in stops a share of the episodes,
+    in human share one of the steps"""
+    alpha: float = 0.05
+    """most probability of rolling back a version that is no worse"""
+    beta: float = 0.05
+    """most probability of promoting a version that is worse by `margin` or more"""
+    max_episodes: int = 200
+    """of a canary; then it is decided by what there is"""
+    keep: int = 20
+    """newest versions whose files are kept, beside those in use"""
+    room_bytes: float = 4e9
+    """and all others as well while they take less than that together: small ones may be measured or gone back to"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.canary <= 1:
+            raise ConfigError(f"rollout: canary is {self.canary}; it is a share of the robots, from 0 (off) to 1.")
+        if not 0 <= self.control < 1:
+            raise ConfigError(f"rollout: control is {self.control}; it is a share of the robots, from 0 to below 1.")
+        if not 0 < self.margin < 1:
+            raise ConfigError(f"rollout: margin is {self.margin}; it is a share of the episodes, above 0 and below 1.")
+        for name in ("alpha", "beta"):
+            if not 0 < getattr(self, name) <= 0.5:
+                raise ConfigError(
+                    f"rollout: {name} is {getattr(self, name)}; a probability of error is above 0 and at most 0.5."
+                )
+        if self.max_episodes < 10:
+            raise ConfigError(f"rollout: max_episodes is {self.max_episodes}; fewer than 10 episodes decide nothing.")
+        if not self.room_bytes >= 0:
+            raise ConfigError(f"rollout: room_bytes is {self.room_bytes}; it is a size, 0 or more.")
+        if self.keep < 1:
+            raise ConfigError(f"rollout: keep is {self.keep}; at least the newest version is kept.")

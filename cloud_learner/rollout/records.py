@@ -1,0 +1,158 @@
+"""All that a rollout remembers, as plain data that `msgspec` writes and reads."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from cloud_learner.rollout.comparison import Comparison, EpisodeResult, Tally
+
+MOST_VERSIONS = 512
+"""remembered; of older ones those in use stay"""
+RECENT = 256
+"""newest episodes of a version in use that are remembered one by one"""
+MOST_DECISIONS = 256
+"""that wait for `pop_decisions`; the oldest go"""
+
+
+class VersionState(StrEnum):
+    """Where a version is on its way."""
+
+    candidate = "candidate"
+    """passed the gate; waits, or was passed over by a newer one"""
+    canary = "canary"
+    promoted = "promoted"
+    """current, or was"""
+    rolled_back = "rolled_back"
+    refused = "refused"
+    """by the gate"""
+
+
+class DecisionKind(StrEnum):
+    """What was decided of a version."""
+
+    refused = "refused"
+    canary = "canary"
+    promoted = "promoted"
+    rolled_back = "rolled_back"
+    reference = "reference"
+    """others are compared with it from now on"""
+    withdrawn = "withdrawn"
+    """a canary that waits again, or whose weights are gone"""
+
+
+class RolloutDecision(msgspec.Struct, frozen=True):
+    """For people and for the record."""
+
+    kind: DecisionKind
+    version: int
+    reason: str
+    """with the figures it was decided by"""
+    at_ns: int
+
+
+class PendingEpisode(msgspec.Struct, frozen=True, array_like=True):
+    """It has ended, and waits to be compared."""
+
+    began_ns: int
+    version: int
+    task: str
+    result: EpisodeResult
+
+
+class VersionRecord(msgspec.Struct, kw_only=True):
+    """What is known of a version."""
+
+    number: int
+    parent: int
+    state: VersionState
+    since_ns: int
+    """when it came into this state"""
+    reason: str = ""
+    """why it is in this state"""
+    has_weights: bool = True
+    tally: Tally = msgspec.field(default_factory=Tally)
+    """over all episodes that it alone acted in"""
+    recent: list[tuple[str, EpisodeResult]] = []
+    """(task, result) of the newest of robots that were not pinned, while it is in use"""
+
+
+class RolloutState(msgspec.Struct, kw_only=True):
+    """Of the whole rollout. 0: no such version."""
+
+    versions: dict[int, VersionRecord] = {}
+    history: list[int] = []
+    """versions that were promoted and not rolled back, in that order; the last is current"""
+    reference: int = 0
+    """what current is watched against: the newest version that was shown to be better than the reference before it"""
+    canary: int = 0
+    newest_tried: int = 0
+    """newer versions wait; older ones are passed over"""
+    pins: dict[str, int] = {}
+    """by robot, '' for all"""
+    robots: list[str] = []
+    frozen: bool = False
+    pending: list[PendingEpisode] = []
+    """by when they began"""
+    longest_ns: int = 0
+    """about the longest episode of late"""
+    mean_ns: int = 0
+    """of the episodes of late"""
+    trial: Comparison | None = None
+    """of the canary against current"""
+    trial_since_ns: int = 0
+    line: Comparison | None = None
+    """of all that were current since the reference, against it"""
+    line_since_ns: int = 0
+    line_versions: int = 0
+    own_blocks: int = 0
+    """compared blocks of current with the reference"""
+    own_gain: float = 0.0
+    """sum of the gain of success in them"""
+    decisions: list[RolloutDecision] = []
+
+    @property
+    def current(self) -> int:
+        """What robots act by that are neither pinned nor chosen for something else."""
+        return self.history[-1] if self.history else 0
+
+    @property
+    def previous(self) -> int:
+        """The newest version before current whose weights are there."""
+        return next((n for n in reversed(self.history[:-1]) if self.versions[n].has_weights), 0)
+
+    @property
+    def needed(self) -> set[int]:
+        """Versions that robots act by, or would be sent back to."""
+        return {self.current, self.previous, self.reference, self.canary, *self.pins.values()} - {0}
+
+    @property
+    def lag_ns(self) -> int:
+        """How long an episode takes at most. A robot that stood still in one of them holds nothing up for long."""
+        return min(self.longest_ns, 3 * self.mean_ns)
+
+    def note_duration(self, duration_ns: int) -> None:
+        """Of an episode."""
+        self.longest_ns = max(self.longest_ns - self.longest_ns // 4096, duration_ns)
+        self.mean_ns += (duration_ns - self.mean_ns) // 256 if self.mean_ns else duration_ns
+
+    def set_state(self, number: int, state: VersionState, reason: str, now_ns: int) -> None:
+        """Enter it."""
+        record = self.versions[number]
+        record.state, record.reason, record.since_ns = state, reason, now_ns
+
+    def decide(self, kind: DecisionKind, number: int, reason: str, now_ns: int) -> None:
+        """Queue it for people and for the record."""
+        self.decisions.append(RolloutDecision(kind, number, reason, now_ns))
+        del self.decisions[:-MOST_DECISIONS]
+
+    def forget(self) -> None:
+        """What is no longer needed, once there is too much."""
+        while len(self.versions) > MOST_VERSIONS:
+            waiting = (n for n, one in self.versions.items() if one.state is VersionState.candidate)
+            kept = {*self.needed, max(waiting, default=0)}
+            if not (number := min((n for n in self.versions if n not in kept), default=0)):
+                return  # all are pinned, which is bounded too
+            del self.versions[number]
+            self.history = [n for n in self.history if n != number]

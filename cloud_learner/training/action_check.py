@@ -1,0 +1,139 @@
+"""What a version would do, before robots do it: its actions on recorded observations, against its parent's.
+
+The policy that acts here is another one than the trainer's, and is given the very file that robots would rebuild.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cloud_learner.training.config import ActionCheckConfig
+from cloud_learner.training.status import VersionFault, VersionRefusal
+from policies.interface.policy import Policy
+from wire.errors import InvalidDataError, PolicyError, WeightsError
+from wire.types import ActionChunk, Observation
+
+_EDGE = 1e-3
+"""share of its range within which an action is at its limit"""
+_SEED = 1
+"""of the noise of each chunk: the same for all versions, or what is compared would be that"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldSource:
+    """Where observations come from."""
+
+    choose: Callable[[int], list[int]]
+    """which so many to take, fewer where there are fewer; for the trainer's thread"""
+    read: Callable[[Sequence[int]], list[Observation]]
+    """those; for any thread. Raises `StorageError`"""
+
+
+class ActionCheck:
+    """Acts by a version and says what is wrong with it. All but `choose` is for one thread."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        source: HeldSource,
+        config: ActionCheckConfig,
+        exclusive: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`policy`: of the recipe, its own object. `exclusive`: held while it acts, see `Learner.random_lock`."""
+        self.config = config
+        self._policy, self._source = policy, source
+        self._exclusive = exclusive or contextlib.nullcontext()
+        low, high = policy.spec.action_low(), policy.spec.action_high()
+        self._low, self._high = low, high
+        self._range = np.where(np.isfinite(high - low) & (high > low), high - low, np.float32(1))
+        act: Callable[..., ActionChunk] = policy.act
+        self._chunk = partial(act, seed=_SEED) if "seed" in inspect.signature(act).parameters else act
+        self._chosen: list[int] = []
+        self._held: tuple[list[int], list[Observation]] = [], []
+        self._acted: dict[str, np.ndarray] = {}
+        """float32[n, H, da] on the held observations by the sha256 of a version's file: the last two asked for"""
+
+    def choose(self) -> None:
+        """Choose observations, unless there are enough: more of them may have been recorded."""
+        if len(self._chosen) < self.config.observations:
+            self._chosen = self._source.choose(self.config.observations)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is anything to act on. Raises `StorageError` when it cannot be read."""
+        chosen = self._chosen
+        if chosen != self._held[0]:
+            self._held = chosen, self._source.read(chosen)
+            self._acted.clear()
+        return bool(self._held[1])
+
+    def knows(self, sha256: str) -> bool:
+        """Whether that version acted on these observations already; it is then not forgotten for the next one."""
+        if sha256 not in self._acted:
+            return False
+        self._acted[sha256] = self._acted.pop(sha256)
+        return True
+
+    def act(self, weights: bytes, sha256: str = "") -> np.ndarray | VersionRefusal:
+        """float32[n, H, da] of a version on the held observations; remembered with its `sha256`."""
+        try:
+            self._policy.load(weights, 1)
+            found = np.stack([self._act(each) for each in self._held[1]])
+        except (WeightsError, PolicyError, InvalidDataError) as error:
+            return VersionRefusal(VersionFault.cannot_act, f"the policy that robots run cannot act by it: {error}")
+        if sha256:
+            self._acted[sha256] = found
+            while len(self._acted) > 2:
+                del self._acted[next(iter(self._acted))]
+        return found
+
+    def compare(self, actions: np.ndarray, parent_sha256: str) -> tuple[float, VersionRefusal | None]:
+        """How far `actions` are from its parent's, which acted already, and what is wrong with them."""
+        before, config = self._acted[parent_sha256], self.config
+        change = self.change(before, actions)
+        if change > config.max_change:
+            return change, VersionRefusal(
+                VersionFault.moved,
+                f"its actions are {change:.3f} of their range away from its parent's, more than the max_change of "
+                f"{config.max_change:g} that the recipe's action_check allows",
+            )
+        rise = self._saturated(actions) - self._saturated(before)
+        if rise > config.max_saturation_rise:
+            return change, VersionRefusal(
+                VersionFault.saturated,
+                f"{self._saturated(actions):.0%} of its actions are at their limits, {rise:.0%} more than its parent's",
+            )
+        spread, usual = self._spread(actions), self._spread(before)
+        if spread < config.min_spread * usual:
+            return change, VersionRefusal(
+                VersionFault.constant,
+                f"its actions are nearly the same whatever it sees: they differ by {spread:.2g} of their range, its "
+                f"parent's by {usual:.2g}",
+            )
+        return change, None
+
+    def change(self, before: np.ndarray, after: np.ndarray) -> float:
+        """Root mean square of the difference, in ranges of the dimensions."""
+        return float(np.sqrt(np.mean(np.square((after - before) / self._range), dtype=np.float64)))
+
+    def _act(self, observation: Observation) -> np.ndarray:
+        with self._exclusive:
+            latent = self._policy.think(observation)
+        with self._exclusive:
+            actions = self._chunk(observation, latent, 0).actions
+        return actions.astype(np.float32)
+
+    def _saturated(self, actions: np.ndarray) -> float:
+        near = _EDGE * self._range
+        return float(np.mean((actions <= self._low + near) | (actions >= self._high - near)))
+
+    def _spread(self, actions: np.ndarray) -> float:
+        """Of what differs between observations."""
+        return self.change(actions.mean(0), actions)

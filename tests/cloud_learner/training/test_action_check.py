@@ -1,0 +1,216 @@
+"""A version acts on recorded observations before it goes out, and is compared with its parent."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from cloud_learner.training.action_check import ActionCheck, HeldSource
+from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
+from cloud_learner.training.publisher import VersionPublisher
+from cloud_learner.training.status import VersionFault, VersionRefusal
+from policies.conformance.check import example_observation
+from policies.flow.config import FlowConfig
+from policies.flow.policy import FlowPolicy
+from tests.cloud_learner.training.test_publisher import SPEC, Bench
+from wire.errors import ConfigError, PolicyError, StorageError
+from wire.types import ActionChunk, Latent
+
+
+class Told:
+    """A policy whose weights are the actions themselves: float32 by observation."""
+
+    spec = SPEC
+
+    def __init__(self):
+        self.actions = np.zeros(0, np.float32)
+
+    def load(self, weights, version):
+        self.actions = np.frombuffer(weights, np.float32)
+
+    def think(self, observation):
+        return Latent(np.zeros(1, np.float32), 0, 1)
+
+    def act(self, observation, latent, tick, prefix=None):
+        value = self.actions[int(observation.state[0]) % len(self.actions)]
+        if not np.isfinite(value):
+            raise PolicyError("actions that are not finite")
+        return ActionChunk(np.full((2, 1), value, np.float32), 0, 1, 1, 0, 0)
+
+
+def observations(rows):
+    found = [example_observation(SPEC, row) for row in rows]
+    for row, each in zip(rows, found, strict=True):
+        each.state[0] = row
+    return found
+
+
+def told(config=ActionCheckConfig(), rows=4):
+    check = ActionCheck(Told(), HeldSource(lambda count: list(range(rows)), observations), config)
+    check.choose()
+    assert check.ready
+    return check
+
+
+def actions(*values):
+    return np.array(values, np.float32).tobytes()
+
+
+def verdict(before, after, config=ActionCheckConfig()):
+    check = told(config)
+    check.act(before, "parent")
+    return check.compare(check.act(after, "child"), "parent")
+
+
+def test_a_change_is_in_ranges_of_the_dimension():
+    # the range is 2
+    change, refusal = verdict(actions(0, 0.1, 0.2, 0.3), actions(0.1, 0.2, 0.3, 0.4))
+    assert change == pytest.approx(0.05)
+    assert refusal is None
+
+
+@pytest.mark.parametrize(
+    ("after", "fault"),
+    [
+        (actions(0.6, 0.7, 0.8, 0.9), VersionFault.moved),
+        (actions(-1, 1, 1, 1), VersionFault.saturated),
+        (actions(0.15, 0.15, 0.15, 0.15), VersionFault.constant),
+    ],
+)
+def test_actions_that_jump_saturate_or_stand_still_are_refused(after, fault):
+    config = ActionCheckConfig() if fault == VersionFault.moved else ActionCheckConfig(max_change=9.0)
+    change, refusal = verdict(actions(0, 0.1, 0.2, 0.3), after, config)
+    assert refusal is not None
+    assert refusal.fault == fault
+    assert change > 0
+
+
+def test_what_the_parent_did_as_well_is_no_fault():
+    assert verdict(actions(1, 1, 1, -1), actions(1, 1, 1, -1))[1] is None
+    assert verdict(actions(0, 0, 0, 0), actions(0.01, 0.01, 0.01, 0.01))[1] is None
+
+
+def test_what_cannot_act_is_refused():
+    refusal = told().act(actions(0, float("nan")))
+    assert isinstance(refusal, VersionRefusal)
+    assert refusal.fault == VersionFault.cannot_act
+
+
+def test_observations_are_chosen_again_until_there_are_enough():
+    there, read = [], []
+
+    def choose(count):
+        return there[:count]
+
+    def fetch(rows):
+        read.append(list(rows))
+        return observations(rows)
+
+    check = ActionCheck(Told(), HeldSource(choose, fetch), ActionCheckConfig(observations=3))
+    check.choose()
+    assert not check.ready
+    for _ in range(5):
+        there.append(len(there))
+        check.choose()
+        assert check.ready
+        check.act(actions(0, 0, 0), str(len(there)))
+    assert read == [[0], [0, 1], [0, 1, 2]]
+    assert check.knows("5")
+    assert check.knows("4")
+    assert not check.knows("3"), "the last two are remembered"
+
+
+def test_others_that_draw_random_numbers_wait_while_it_acts():
+    lock, held = threading.Lock(), []
+
+    class Watching(Told):
+        def think(self, observation):
+            held.append(lock.locked())
+            return super().think(observation)
+
+    check = ActionCheck(Watching(), HeldSource(lambda count: [0], observations), ActionCheckConfig(), lock)
+    check.choose()
+    assert check.ready
+    check.act(actions(0))
+    assert held == [True]
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("wrong", [{"observations": -1}, {"quantization_every": 0}, {"max_change": 0.0}])
+def test_a_config_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ActionCheckConfig(**wrong)
+
+
+# --- with a policy, in the publisher ----------------------------------------------------------------------------------
+
+
+def policy(seed=0):
+    return FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=32, layers=2), seed)
+
+
+def checked(directory, config=ActionCheckConfig(), read=observations):
+    bench = Bench(directory)
+    check = ActionCheck(policy(), HeldSource(lambda count: list(range(8)), read), config, bench.learner.random_lock)
+    bench.publisher = VersionPublisher(bench.learner.policy.save, directory, PublisherConfig(), check)
+    return bench
+
+
+def ruin(bench, seed):
+    """Random weights in place of the average's."""
+    with torch.no_grad():
+        for average, other in zip(bench.learner._average.parameters(), policy(seed).module.parameters(), strict=True):
+            average.copy_(10 * other + torch.randn(other.shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_normal_steps_pass_and_random_weights_do_not(tmp_path, caplog):
+    bench = checked(tmp_path)
+    assert bench.publish().measures.action_change is None
+    for _ in range(5):
+        bench.train()
+        measures = bench.publish().measures
+        assert 0 < measures.action_change < 0.25
+    assert 0 < bench.publisher.counts.quantization_change < 0.25
+    kept = [average.clone() for average in bench.learner._averages]
+    for seed in (1, 2):
+        ruin(bench, seed)
+        assert bench.publish() is None
+    counts = bench.publisher.counts
+    assert sum(counts.refused.values()) == 2
+    assert set(counts.refused) <= {VersionFault.moved, VersionFault.saturated}
+    for average, before in zip(bench.learner._averages, kept, strict=True):
+        average.copy_(before)
+    bench.train()
+    assert bench.publish().delta is not None
+
+
+def test_quantisation_alone_is_measured_of_every_so_many_deltas(tmp_path):
+    bench = checked(tmp_path, ActionCheckConfig(quantization_every=3))
+    bench.publish()
+    measured = []
+    for _ in range(7):
+        bench.train()
+        measured.append(bench.publish().measures.quantization_change is not None)
+    assert measured == [True, False, False, True, False, False, True]
+
+
+def test_after_a_restart_the_parent_acts_from_its_file(tmp_path):
+    bench = checked(tmp_path)
+    bench.publish()
+    bench.checkpoint()
+    again = checked(tmp_path)
+    again.robot = bench.robot
+    again.train()
+    assert again.publish().measures.action_change > 0
+
+
+def test_observations_that_cannot_be_read_keep_nothing_from_going_out(tmp_path, caplog):
+    def away(rows):
+        raise StorageError("the store is away.")
+
+    bench = checked(tmp_path, read=away)
+    assert bench.publish().measures.action_change is None
+    assert "the store is away" in caplog.text
