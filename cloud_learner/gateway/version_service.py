@@ -81,11 +81,19 @@ class VersionService:
     def begin(self, peer: str, publish: Publish) -> None:
         """A trainer offers a version."""
 
+        # heartbeats behind it are answered behind what is said of it
+        self._upload_bytes[peer] += 0
+
         def begun(known: PolicyVersion | None) -> None:
+            self._taken(peer, 0)
             if known is not None:
                 self._channel.send(peer, Published(known.number))
 
-        self.tasks.submit(Task(partial(self._weights.begin, publish), begun, partial(self._refuse, peer)))
+        def refused(error: Exception) -> None:
+            self._taken(peer, 0)
+            self._refuse(peer, error)
+
+        self.tasks.submit(Task(partial(self._weights.begin, publish), begun, refused))
 
     def receive(self, peer: str, part: WeightBytes) -> None:
         """A part of a version that was offered."""

@@ -275,6 +275,15 @@ def test_a_version_with_a_wrong_hash_or_number_is_refused(hall: Hall) -> None:
     assert kinds(hall.publish(trainer, 1)) == [Published]
 
 
+def test_a_trainer_that_asks_hears_that_a_version_is_there_before_its_heartbeat_is_answered(hall: Hall) -> None:
+    trainer, data = hall.trainer(), samples.weights()
+    hall.publish(trainer, 1)
+    known = PolicyVersion(1, hashlib.sha256(data).hexdigest(), len(data), 0, 10, 20, 3)
+    assert kinds(hall.ask(trainer, Publish(known), Heartbeat(9))) == [Published, HelloAck]
+    other = msgspec.structs.replace(known, number=2, parent=1, sha256="0" * 64)
+    assert kinds(hall.ask(trainer, Publish(other), Heartbeat(10))) == [HelloAck]
+
+
 def test_weights_that_do_not_exist_are_refused(hall: Hall) -> None:
     assert kinds(hall.ask(hall.robot(), FetchWeights(5, 0, 10))) == [Rejection]
 
