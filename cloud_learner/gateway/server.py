@@ -329,7 +329,7 @@ class Gateway:
             case TrainerStatus():
                 self._view.update_trainer(message)
             case Evaluate(number=number):
-                self._versions.announce(peer, number)
+                self._versions.announce_to_measure(peer, number)
             case Evaluation():
                 self._versions.note_evaluation(message, self._wall_ns())
             case _:  # it speaks for another robot

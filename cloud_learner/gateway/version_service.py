@@ -75,6 +75,7 @@ class VersionService:
         self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
         self.rollout.announce = self.announce
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
+        self.rollout.evaluators.announce, self.rollout.evaluators.send = self.announce, channel.send
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -160,6 +161,20 @@ class VersionService:
 
         self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
+    def announce_to_measure(self, peer: str, number: int) -> None:
+        """An evaluator is to measure this one. One whose file is gone is refused: it would be waited for in vain."""
+
+        def found(is_gone: bool) -> None:
+            if is_gone:
+                text = f"version {number} cannot be measured: its weights are gone, as only the newest are kept."
+                self._channel.send(
+                    peer, Rejection(f"{text} Measure a newer one, and pin what is to be measured later.")
+                )
+            else:
+                self.announce(peer, number)
+
+        self.tasks.submit(Task(partial(self._weights.is_gone, number), found, partial(self._refuse, peer)))
+
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
         self.rollout.forget(peer)
@@ -208,6 +223,7 @@ class VersionService:
     def note_evaluation(self, evaluation: Evaluation, wall_ns: int) -> None:
         """A version was measured."""
         peer_checks.check_evaluation(evaluation)
+        self.rollout.on_evaluation(evaluation)
 
         def noted(is_news: bool) -> None:
             if is_news:

@@ -25,6 +25,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """most probability of promoting a version that is worse by `margin` or more"""
     max_episodes: int = 200
     """of a canary; then it is decided by what there is"""
+    gate_success: float = 0.0
+    """what a candidate's held-out success must be shown not to be worse by than that of the version it would replace, a
+    share of the episodes, before robots act by it; while an evaluator is there. 0: it decides nothing"""
+    gate_timeout_s: float = 600.0
+    """a candidate goes on without when no evaluator has brought anything of it for so long"""
     keep: int = 20
     """newest versions whose files are kept, beside those in use"""
     room_bytes: float = 4e9
@@ -37,6 +42,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"rollout: control is {self.control}; it is a share of the robots, from 0 to below 1.")
         if not 0 < self.margin < 1:
             raise ConfigError(f"rollout: margin is {self.margin}; it is a share of the episodes, above 0 and below 1.")
+        if not 0 <= self.gate_success < 1:
+            raise ConfigError(
+                f"rollout: gate_success is {self.gate_success}; it is a share of the episodes, from 0 (off) to below 1."
+            )
+        if not self.gate_timeout_s > 0:
+            raise ConfigError(f"rollout: gate_timeout_s is {self.gate_timeout_s}; it is a time, above 0.")
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) <= 0.5:
                 raise ConfigError(
