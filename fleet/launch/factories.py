@@ -251,7 +251,7 @@ def make_trainer(
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
         learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
-        check = _make_action_check(recipe, learner, dataset, store, seed)
+        check = make_action_check(recipe, learner, dataset, store, seed)
         publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
             name,
@@ -269,7 +269,7 @@ def make_trainer(
     return trainer
 
 
-def _make_action_check(
+def make_action_check(
     recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
 ) -> ActionCheck | None:
     """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
