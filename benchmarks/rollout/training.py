@@ -53,14 +53,15 @@ def train(place: Path, versions: int, seed: int = 0) -> Iterator[TrainedPolicy]:
         fleet.turn(round(_EVERY / _A_ROUND), _A_ROUND)
         files.append(learner.weights())
     ledger, store = fleet.data.buffer.open_reader()
-    config = factories.dataset_config(recipe, learner.policy, seed)
+    policy = recipe.make_policy(recipe.spec, seed)
+    config = factories.dataset_config(recipe, policy, seed)
     with ReplayDataset(ledger, store, recipe.spec, config) as dataset:
         dataset.refresh()
         check = factories.make_action_check(recipe, learner, dataset, store, seed)
         assert check is not None
         check.choose()
         assert check.ready
-        yield TrainedPolicy(recipe, learner.policy, learner.snapshot(), files, check)
+        yield TrainedPolicy(recipe, policy, learner.snapshot(), files, check)
     store.close()
     ledger.close()
     fleet.close()
@@ -89,21 +90,24 @@ def scores(trained: TrainedPolicy, random: int) -> list[dict[str, Any]]:
     """A row for each kind of version: how far it is, and what the check says."""
     files, save, module = trained.versions, trained.policy.save, trained.module
     fresh = [trained.recipe.make_policy(trained.recipe.spec, 100 + seed).save() for seed in range(random)]
-    kinds = {
+    right = {
         f"trained {_EVERY} steps on": list(zip(files[1:], files, strict=False)),
-        "trained on, against the first version": [(file, files[0]) for file in files[2:]],
+        "trained on, against the first version": [(file, files[0]) for file in files[1:]],
         "first version after the demonstrations, against an untrained one": [(files[0], one) for one in fresh],
+    }
+    mixed = [save(changed(module, shuffled, seed)) for seed in range(random)]
+    wrong = {
         "untrained": [(one, files[-1]) for one in fresh],
-        "values of each tensor shuffled": [
-            (save(changed(module, shuffled, seed)), files[-1]) for seed in range(random)
-        ],
+        "values of each tensor shuffled": [(one, files[-1]) for one in mixed],
         "10 times as large": [(save(changed(module, lambda values, _: 10 * values, 0)), files[-1])],
         "all zero": [(save(changed(module, lambda values, _: 0 * values, 0)), files[-1])],
     }
-    return [_row(trained.check, name, pairs) for name, pairs in kinds.items()]
+    kinds = [(name, "pass", pairs) for name, pairs in right.items()]
+    kinds += [(name, "be refused", pairs) for name, pairs in wrong.items()]
+    return [_row(trained.check, *kind) for kind in kinds]
 
 
-def _row(check: ActionCheck, name: str, pairs: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+def _row(check: ActionCheck, name: str, is_to: str, pairs: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     changes, distances, faults = [], [], []
     for file, parent in pairs:
         before, after = check.act(parent, "parent"), check.act(file, "child")
@@ -116,6 +120,7 @@ def _row(check: ActionCheck, name: str, pairs: list[tuple[bytes, bytes]]) -> dic
     most = check.config.max_change
     return {
         "version": name,
+        "is to": is_to,
         "count": len(pairs),
         "change from its parent: median; most": f"{np.median(changes):.3f}; {max(changes):.3f}",
         "of these above max_change": sum(change > most for change in changes),
