@@ -150,7 +150,7 @@ class Gateway:
             clock.now_ns(),
         )
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
-        self._versions.pinned_version = self._dispatcher.pinned_version
+        self._versions.follow(self._dispatcher)
         self._introductions = Introductions(
             channel,
             self._peers,

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.commands import require_version
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
@@ -44,7 +46,7 @@ class VersionService:
     """For the gateway's loop; what reads or writes files or asks the ledger is a task of `tasks`."""
 
     pinned_version: Callable[[str], int]
-    """the version that a robot is to keep for its job, 0: none; set before the first message comes"""
+    """the version that a robot is to keep for its job, 0: none; `follow` sets it before the first message comes"""
 
     def __init__(
         self,
@@ -76,6 +78,16 @@ class VersionService:
         self.rollout.announce = self.announce
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
         self.rollout.evaluators.announce, self.rollout.evaluators.send = self.announce, channel.send
+
+    def follow(self, dispatcher: Dispatcher) -> None:
+        """Its jobs may keep robots at a version, but at none that is gone."""
+
+        def require_weights(number: int) -> None:
+            state = self.rollout.controller.state()
+            if number in state.versions:
+                require_version(state, number)
+
+        self.pinned_version, dispatcher.require_weights = dispatcher.pinned_version, require_weights
 
     # --- in -----------------------------------------------------------------------------------------------------
 
