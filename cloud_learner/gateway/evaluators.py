@@ -41,9 +41,10 @@ class Evaluators:
 
     def poll(self) -> bool:
         """See who is there, and ask; whether versions may go on that waited."""
-        controller, now_ns, present = self._controller, self._clock.now_ns(), self.present()
+        controller, now_ns = self._controller, self._clock.now_ns()
         if not controller.config.gate_success:
             return False
+        present = self.present()
         self._heard_ns = max([self._heard_ns, *(self._peers[name].last_message_ns for name in present)])
         changed = controller.set_evaluator(now_ns - self._heard_ns < _AWAY_NS, now_ns)
         wanted = controller.wanted_measurements

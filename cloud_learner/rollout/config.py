@@ -20,9 +20,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """what a promoted version must have been shown not to be worse by: in success and in stops a share of the episodes,
     in human share one of the steps"""
     alpha: float = 0.05
-    """most probability of rolling back a version that is no worse"""
+    """most probability of rolling back a version that is no worse, and of refusing it for its held-out success"""
     beta: float = 0.05
-    """most probability of promoting a version that is worse by `margin` or more"""
+    """most probability of promoting a version that is worse by `margin` or more, or letting in one by `gate_success`"""
     max_episodes: int = 200
     """of a canary; then it is decided by what there is"""
     gate_success: float = 0.0
