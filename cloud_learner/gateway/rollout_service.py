@@ -13,6 +13,7 @@ import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
+from cloud_learner.gateway.evaluators import Evaluators
 from cloud_learner.gateway.peers import KnownPeer
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
@@ -23,7 +24,7 @@ from cloud_learner.rollout.retention import removable
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import ACTORS, EdgeStatus, Segment
+from wire.messages.gateway import ACTORS, EdgeStatus, Evaluation, Segment
 from wire.task_thread import Task, TaskQueue
 from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
 
@@ -91,6 +92,7 @@ class RolloutService:
         self._mismatches: dict[str, _Mismatch] = {}
         self._acting: dict[str, int] = {}
         self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
+        self.evaluators = Evaluators(self.controller, peers, clock)
         versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
         # Nothing is kept: robots run the newest.
         for version in versions if known else reversed(versions):
@@ -116,7 +118,7 @@ class RolloutService:
         controller = self.controller
         if role != Role.evaluator:
             return controller.current
-        return max((controller.current, controller.canary, *self._candidates()))
+        return self.evaluators.wanted_of(peer) or max((controller.current, controller.canary, *self._candidates()))
 
     def on_version(self, version: PolicyVersion) -> None:
         """It is here, and passed the gate."""
@@ -125,10 +127,15 @@ class RolloutService:
         kept = self._records()
         self._versions = {number: one for number, one in self._versions.items() if number in kept}
         self._apply()
-        for name, known in list(self._peers.items()):
-            if known.role == Role.evaluator and not known.rejected:
-                self.announce(name, None)
+        for name in self.evaluators.present():
+            self.announce(name, None)
         self._prune()
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """A version was measured."""
+        if self.evaluators.on_evaluation(evaluation):
+            self._apply()
+            self.evaluators.poll()
 
     def on_activation(self, robot: str, number: int) -> None:
         """A robot runs it."""
@@ -188,6 +195,8 @@ class RolloutService:
             except RejectedError as error:
                 self._view.reject_version_change(change, str(error))
         self._tell_robots()
+        if self.evaluators.poll():
+            self._apply()
 
     def _tell_robots(self) -> None:
         now_ns = self._clock.now_ns()
@@ -333,6 +342,7 @@ class RolloutService:
         """It said hello, and is told again."""
         self._told.pop(peer, None)
         self._told_thinkers.pop(peer, None)
+        self.evaluators.forget(peer)
 
     def _open(self, episode: str) -> _OpenEpisode:
         found = self._episodes.setdefault(episode, _OpenEpisode())

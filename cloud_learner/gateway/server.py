@@ -150,7 +150,7 @@ class Gateway:
             clock.now_ns(),
         )
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
-        self._versions.pinned_version = self._dispatcher.pinned_version
+        self._versions.follow(self._dispatcher)
         self._introductions = Introductions(
             channel,
             self._peers,
@@ -329,7 +329,7 @@ class Gateway:
             case TrainerStatus():
                 self._view.update_trainer(message)
             case Evaluate(number=number):
-                self._versions.announce(peer, number)
+                self._versions.announce_to_measure(peer, number)
             case Evaluation():
                 self._versions.note_evaluation(message, self._wall_ns())
             case _:  # it speaks for another robot

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.commands import require_version
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
@@ -44,7 +46,7 @@ class VersionService:
     """For the gateway's loop; what reads or writes files or asks the ledger is a task of `tasks`."""
 
     pinned_version: Callable[[str], int]
-    """the version that a robot is to keep for its job, 0: none; set before the first message comes"""
+    """the version that a robot is to keep for its job, 0: none; `follow` sets it before the first message comes"""
 
     def __init__(
         self,
@@ -75,6 +77,17 @@ class VersionService:
         self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
         self.rollout.announce = self.announce
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
+        self.rollout.evaluators.announce, self.rollout.evaluators.send = self.announce, channel.send
+
+    def follow(self, dispatcher: Dispatcher) -> None:
+        """Its jobs may keep robots at a version, but at none that is gone."""
+
+        def require_weights(number: int) -> None:
+            state = self.rollout.controller.state()
+            if number in state.versions:
+                require_version(state, number)
+
+        self.pinned_version, dispatcher.require_weights = dispatcher.pinned_version, require_weights
 
     # --- in -----------------------------------------------------------------------------------------------------
 
@@ -168,6 +181,20 @@ class VersionService:
 
         self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
+    def announce_to_measure(self, peer: str, number: int) -> None:
+        """An evaluator is to measure this one. One whose file is gone is refused: it would be waited for in vain."""
+
+        def found(is_gone: bool) -> None:
+            if is_gone:
+                text = f"version {number} cannot be measured: its weights are gone, as only the newest are kept."
+                self._channel.send(
+                    peer, Rejection(f"{text} Measure a newer one, and pin what is to be measured later.")
+                )
+            else:
+                self.announce(peer, number)
+
+        self.tasks.submit(Task(partial(self._weights.is_gone, number), found, partial(self._refuse, peer)))
+
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
         self.rollout.forget(peer)
@@ -216,6 +243,7 @@ class VersionService:
     def note_evaluation(self, evaluation: Evaluation, wall_ns: int) -> None:
         """A version was measured."""
         peer_checks.check_evaluation(evaluation)
+        self.rollout.on_evaluation(evaluation)
 
         def noted(is_news: bool) -> None:
             if is_news:

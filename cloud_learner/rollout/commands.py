@@ -15,7 +15,7 @@ def require_version(state: RolloutState, number: int) -> VersionRecord:
         known = sorted(state.versions)
         range_text = f"Known are {known[0]} to {known[-1]}." if known else "None was published yet."
         raise RejectedError(f"version {number}: there is no such version. {range_text}")
-    if record.state is VersionState.refused:
+    if record.state is VersionState.refused and not record.has_weights:
         raise RejectedError(
             f"version {number}: the gate refused it ({record.reason}). Choose another one, or mend what the gate found "
             "and train on."

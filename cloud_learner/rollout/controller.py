@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from cloud_learner.rollout.commands import check_pin, check_promote, rollback_target
 from cloud_learner.rollout.comparison import EpisodeResult, Measure
 from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.rollout.held_out import HeldOutRequest
 from cloud_learner.rollout.records import (
     RECENT,
     DecisionKind,
@@ -36,7 +37,8 @@ _MOST_LAG_NS = 600_000_000_000
 class RolloutController:
     """Not a thread's: one caller. Times are any clock's, in nanoseconds, and growing.
 
-    A version that passed the gate is a candidate. With `canary` 0, or while none is current, it is promoted at once.
+    A version that passed the gate is a candidate. With `gate_success`, and while there is an evaluator, it waits until
+    a `HeldOutTrial` against current lets it go on. With `canary` 0, or while none is current, it is promoted at once.
     Otherwise the newest candidate is the canary: it acts on some robots, and a `Comparison` with current decides.
 
     - Worse in success, human share or stops (error alpha over the three): rolled back, at once.
@@ -98,6 +100,12 @@ class RolloutController:
     def needed(self) -> set[int]:
         """Versions whose weights must stay, beside those that robots still act by."""
         return self._state.needed
+
+    @property
+    def wanted_measurements(self) -> list[HeldOutRequest]:
+        """What evaluators are to measure now."""
+        trial = self._state.held_out
+        return trial.missing() if trial is not None else []
 
     def versions(self) -> list[VersionRecord]:
         """All that are remembered, by number; to look at."""
@@ -220,6 +228,22 @@ class RolloutController:
         if not state.canary:
             # There may be enough episodes of current now for a fleet without a robot to spare.
             self._moves.advance(now_ns)
+
+    def set_evaluator(self, is_there: bool, now_ns: int) -> bool:
+        """Whether somebody can measure versions; to be called now and then. Whether that changed anything."""
+        if not self._moves.gate.watch(is_there, now_ns):
+            return False
+        self._moves.advance(now_ns)
+        return True
+
+    def on_measured(self, request: HeldOutRequest, outcomes: Mapping[str, Sequence[bool]], now_ns: int) -> bool:
+        """An evaluator measured a version: outcomes by task. Whether that was wanted."""
+        trial = self._state.held_out
+        if trial is None or not trial.add(request, outcomes):
+            return False
+        if self._moves.gate.on_outcomes(now_ns):
+            self._moves.advance(now_ns)
+        return True
 
     # --- what people ask for --------------------------------------------------------------------------------------
 

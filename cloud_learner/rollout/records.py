@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from cloud_learner.rollout.comparison import Comparison, EpisodeResult, Tally
+from cloud_learner.rollout.held_out import HeldOutTrial
 
 MOST_VERSIONS = 512
 """remembered; of older ones those in use stay"""
@@ -26,7 +27,7 @@ class VersionState(StrEnum):
     """current, or was"""
     rolled_back = "rolled_back"
     refused = "refused"
-    """by the gate"""
+    """by the gate; for its held-out success it has weights, and a person may promote it"""
 
 
 class DecisionKind(StrEnum):
@@ -72,6 +73,8 @@ class VersionRecord(msgspec.Struct, kw_only=True):
     reason: str = ""
     """why it is in this state"""
     has_weights: bool = True
+    passed_against: int = 0
+    """the version whose held-out success it may replace, 0: none"""
     tally: Tally = msgspec.field(default_factory=Tally)
     """over all episodes that it alone acted in"""
     recent: list[tuple[str, EpisodeResult]] = []
@@ -99,6 +102,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """about the longest episode of late"""
     mean_ns: int = 0
     """of the episodes of late"""
+    held_out: HeldOutTrial | None = None
+    """of the candidate that evaluators measure"""
+    held_out_seeds: int = 0
+    """of each task that were used for that"""
     trial: Comparison | None = None
     """of the canary against current"""
     trial_since_ns: int = 0
@@ -124,8 +131,15 @@ class RolloutState(msgspec.Struct, kw_only=True):
 
     @property
     def needed(self) -> set[int]:
-        """Versions that robots act by, or would be sent back to."""
-        return {self.current, self.previous, self.reference, self.canary, *self.pins.values()} - {0}
+        """Versions that robots act by, would be sent back to, or that evaluators measure so that they may."""
+        measured = {self.held_out.candidate} if self.held_out is not None else set[int]()
+        passed = {number for number, one in self.versions.items() if self._has_passed(one)}
+        used = {self.current, self.previous, self.reference, self.canary, *self.pins.values()}
+        return (used | measured | passed) - {0}
+
+    def _has_passed(self, record: VersionRecord) -> bool:
+        waits = record.state is VersionState.candidate and record.number > self.newest_tried
+        return waits and 0 < record.passed_against == self.current
 
     @property
     def lag_ns(self) -> int:

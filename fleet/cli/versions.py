@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Policy versions: which robots run them, how they do, and which they may.",
     no_args_is_help=True,
 )
-_STYLES = {"promoted": "green", "canary": "yellow", "candidate": "cyan", "rolled_back": "bold red", "superseded": "dim"}
+_STYLES = {"promoted": "green", "canary": "yellow", "candidate": "cyan", "rolled_back": "bold red", "refused": "red"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
@@ -66,6 +67,14 @@ Canary = Annotated[
         metavar="SHARE",
         help="Share of the robots that try a new version first; it is promoted or rolled back by how they do. 0: all "
         "robots at once.",
+    ),
+]
+GateSuccess = Annotated[
+    float,
+    typer.Option(
+        metavar="MARGIN",
+        help="Share of held-out episodes, such as 0.1: robots act by a new version only once an evaluator has shown "
+        "that it is not worse by that than the one it would replace. 0: what evaluators measure decides nothing.",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
@@ -144,6 +153,12 @@ class GatewayOptions(ProcessOptions):
     ] = ""
     retention: RetentionText = ""
     canary: Canary = 0.0
+    gate_success: GateSuccess = 0.0
+
+    def rollout(self, usual: RolloutConfig) -> RolloutConfig:
+        """How versions come to act: `usual`, but for what was asked. Raises `ConfigError`."""
+        asked = {"canary": self.canary, "gate_success": self.gate_success}
+        return msgspec.structs.replace(usual, **{name: share for name, share in asked.items() if share})
 
     @property
     def heard_stop_port(self) -> int:
@@ -189,7 +204,7 @@ class UpOptions(GatewayOptions):
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
         read_retention(self.retention, Retention())
         read_staleness(self.max_lag, None)
-        RolloutConfig(canary=self.canary)
+        self.rollout(RolloutConfig())
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:

@@ -51,8 +51,7 @@ def run_gateway(options: GatewayOptions) -> None:
     urgent_threads()
     recipe, data = options.make_recipe(), DataDirectory(options.root)
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
-    if options.canary:
-        recipe = replace(recipe, rollout=replace(recipe.rollout, canary=options.canary))
+    recipe = replace(recipe, rollout=options.rollout(recipe.rollout))
     data.keep_buffer_at(options.ledger, options.store, options.gateway_name)
     allow_connections()
     shutdown = ShutdownSignal()

@@ -251,7 +251,7 @@ def make_trainer(
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
         learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
-        check = _make_action_check(recipe, learner, dataset, store, seed)
+        check = make_action_check(recipe, learner, dataset, store, seed)
         publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
             name,
@@ -269,11 +269,11 @@ def make_trainer(
     return trainer
 
 
-def _make_action_check(
+def make_action_check(
     recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
 ) -> ActionCheck | None:
     """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
-    from cloud_learner.buffer.loading.observations import choose_rows, read_observations
+    from cloud_learner.buffer.loading.observations import choose_rows, read_shown_steps
     from cloud_learner.training.action_check import ActionCheck, HeldSource
     from policies.common.weights import share_frozen
 
@@ -282,8 +282,8 @@ def _make_action_check(
     policy = recipe.make_policy(recipe.spec, seed)
     share_frozen(policy.module, learner.policy.module)
     source = HeldSource(
-        lambda count: choose_rows(dataset.universe, count),
-        lambda rows: read_observations(rows, store.read, recipe.spec, recipe.instructions),
+        lambda count, draw: choose_rows(dataset.universe, count, draw),
+        lambda rows: read_shown_steps(rows, store.read, recipe.spec, recipe.instructions),
     )
     return ActionCheck(policy, source, recipe.action_check, learner.random_lock)
 

@@ -141,7 +141,7 @@ class VersionStatus(msgspec.Struct, frozen=True):
 
     version: PolicyVersion
     state: str
-    """candidate, canary, promoted, rolled_back or superseded"""
+    """candidate, canary, promoted, rolled_back or refused"""
     current: bool = False
     """what robots run that try nothing"""
     reference: bool = False

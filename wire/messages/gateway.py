@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
@@ -307,6 +308,9 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
+GATE = "gate"
+"""label of what decides whether robots may act by a version"""
+
 
 class TrainerStatus(Message, frozen=True, eq=False):
     """How learning goes."""
@@ -332,7 +336,8 @@ class TrainerStatus(Message, frozen=True, eq=False):
 
 
 class Evaluate(Message, frozen=True, eq=False):
-    """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
+    """To an evaluator: measure a version on held-out seeds [first_seed, first_seed + episodes) of each task. From one
+    that was started for just that: announce it."""
 
     number: int
     episodes: int
@@ -350,6 +355,8 @@ class Evaluation(Message, frozen=True, eq=False):
     """per task"""
     first_seed: int
     label: str
-    """cadence, before or after"""
+    """cadence, before, after or `GATE`"""
     started_ns: int
     duration_s: float
+    outcomes: dict[str, tuple[bool, ...]] = msgspec.field(default_factory=dict)
+    """by task, whether it succeeded from each seed; {}: nobody asked"""

@@ -189,7 +189,7 @@ class VersionRow(msgspec.Struct, frozen=True):
     """file name in the weights directory"""
 
 
-class EvaluationRow(Evaluation, frozen=True, eq=False):
+class EvaluationRow(Evaluation, frozen=True, eq=False, kw_only=True):
     """A measurement as the gateway received it."""
 
     wall_ns: int

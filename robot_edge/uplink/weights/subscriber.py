@@ -9,7 +9,7 @@ from pathlib import Path
 from robot_edge.uplink.weights.client import WeightClient
 from wire.clock import Clock
 from wire.messages import Message
-from wire.messages.gateway import Deltas, Hello, HelloAck, Stop, VersionAvailable, WeightBytes
+from wire.messages.gateway import Deltas, Evaluate, Hello, HelloAck, Stop, VersionAvailable, WeightBytes
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
 from wire.types import PolicyVersion
@@ -32,16 +32,18 @@ class WeightSubscriber:
         *,
         wants: Callable[[PolicyVersion], bool] = lambda version: True,
         remind: Callable[[], Message | None] = lambda: None,
+        on_evaluate: Callable[[Evaluate], object] = lambda asked: None,
     ) -> None:
         """`hello`: what the process is; `weights`: a directory for the newest files.
 
-        `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything.
+        `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything;
+        `on_evaluate`: what to do when it is to measure one.
         """
         self.session = GatewaySession(gateway, hello, clock)
         self.stopping = False
         self._name = f"{hello.role} '{hello.name}'"
         self._gateway = gateway
-        self._wants, self._remind = wants, remind
+        self._wants, self._remind, self._on_evaluate = wants, remind, on_evaluate
         self._client = WeightClient(weights, gateway, clock)
         self._client.check.spec_hash = hello.spec.hash if hello.spec is not None else ""
 
@@ -58,6 +60,8 @@ class WeightSubscriber:
                     pass
                 case VersionAvailable() | Deltas() | WeightBytes():
                     self._client.handle_message(message)
+                case Evaluate():
+                    self._on_evaluate(message)
                 case Stop():
                     self.stopping = True
                 case _:

@@ -13,9 +13,9 @@ import pytest
 from cloud_learner.rollout.config import RolloutConfig
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
-from tests.cloud_learner.dispatch.hall import SPEC, Hall
+from tests.cloud_learner.dispatch.hall import SPEC, Hall, canary
 from tests.cloud_learner.fake_edge import FakeEdge
-from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
+from wire.messages.fleet import ChangeVersions, Response, SubmitJob, VersionAction, VersionStatus
 from wire.messages.gateway import Ack, EdgeStatus, Hello, Published, Rejection, VersionAvailable
 from wire.transport.memory_channel import MemoryClient
 from wire.types import Actor, Episode
@@ -252,6 +252,19 @@ def test_files_that_nobody_needs_go_and_no_others(tmp_path: Path) -> None:
         console = hall.peer(name)
     change(hall, console, VersionAction.rollback)
     assert acting(hall) == [7, 2, 7, 7, 7]
+
+
+def test_what_is_gone_can_be_neither_pinned_nor_evaluated_and_the_way_out_is_named(tmp_path: Path) -> None:
+    hall = fleet(tmp_path, RolloutConfig(keep=2, room_bytes=0.0), versions=8)
+    console = hall.peer()
+    for robot in ("", NAMES[0]):
+        said = change(hall, console, VersionAction.pin, 3, robot).refused
+        assert "version 3: its weights are gone" in said and "Choose a newer version, and pin" in said
+    said = hall.ask(console, SubmitJob(1, canary(version=3))).refused
+    assert "version 3: its weights are gone" in said and "Choose a newer version" in said
+    assert "there is no policy version 9" in hall.ask(console, SubmitJob(1, canary(version=9))).refused
+    assert not hall.ask(console, SubmitJob(1, canary(version=7))).refused
+    assert acting(hall) == [8] * 5 and [job for job in hall.jobs(console) if job == "canary"]
 
 
 def test_a_file_that_was_restored_is_to_be_had_again(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class Gateway:
         return tuple(
             version_status(
                 number,
-                state="promoted" if number == last else states.get(number, "superseded"),
+                state="promoted" if number == last else states.get(number, "candidate"),
                 current=number == last,
                 reference=number == 18,
                 robots={20: ("r1", "r2"), 21: ("r3",)}.get(number, ()),
