@@ -126,7 +126,7 @@ class RolloutService:
         self._versions = {number: one for number, one in self._versions.items() if number in kept}
         self._apply()
         for name, known in list(self._peers.items()):
-            if known.role == Role.evaluator and not known.rejected:
+            if known.role == Role.evaluator:
                 self.announce(name, None)
         self._prune()
 
@@ -199,7 +199,7 @@ class RolloutService:
         expected = self._expected if now_ns < self._expected_until_ns else ()
         taking_part = tuple(sorted({*robots, *expected}))
         self.controller.set_robots(taking_part, now_ns)
-        self._tell(robots)
+        self._tell([name for name in robots if self._peers[name].welcomed])
         if taking_part != self._robots:
             self._robots = taking_part
             self._keep()
@@ -316,7 +316,7 @@ class RolloutService:
         self._view.update_versions(self.statuses())
 
     def _tell(self, robots: list[str]) -> None:
-        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and not known.rejected]
+        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and known.welcomed]
         for name in robots:
             number = self.controller.version_for(name)
             if number and self._told.get(name) != number:

@@ -139,14 +139,15 @@ class VersionService:
     # --- out ----------------------------------------------------------------------------------------------------
 
     def announce(self, peer: str, number: int | None) -> None:
-        """Tell `peer` that it is to have a version; None: the one that is for it now."""
+        """Tell `peer` that it is to have a version; None: the one that is for it now. Whoever was not welcomed yet is
+        told then."""
+        if (known := self._peers.get(peer)) is None or not known.welcomed:
+            return
         pinned = self.pinned_version(peer)
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        # a robot may have a job before it is back
-        role = known.role if (known := self._peers.get(peer)) is not None else Role.edge
-        number = pinned or number or self.rollout.version_for(peer, role)
+        number = pinned or number or self.rollout.version_for(peer, known.role)
         if self._newest is not None and self._newest.version.number == number:
             self._send(peer, self._newest)
         if not number or (self._newest is not None and self._newest.version.number == number):
@@ -167,6 +168,8 @@ class VersionService:
             self.announce(peer, None)
         elif role in (Role.edge, Role.thinker):
             self.rollout.poll()
+        if self.pinned_version(peer):
+            self.announce(peer, None)
 
     def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
         """Send a part of a version, or say by which deltas it can be had."""
@@ -222,6 +225,8 @@ class VersionService:
             del self._fetching[peer]
 
     def _send(self, peer: str, offer: VersionOffer) -> None:
+        if (known := self._peers.get(peer)) is None or not known.welcomed:
+            return  # it was started again meanwhile
         version, manifest, signature, delta = offer
         announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
         if len(self._announced_ns) > _ANNOUNCEMENTS:

@@ -364,7 +364,7 @@ class Uplink:
                     self.sender.on_connected()
                 if isinstance(message, HelloAck):
                     self.sender.on_credit(message.credit_bytes)
-                    self.weights.set_signing_key(message.signing_key)
+                    self.weights.check.key = message.signing_key
                     self._watch(message.watched)
                     self._preview_s = message.preview_s
                     if self._stops is not None:

@@ -87,12 +87,6 @@ class WeightClient:
             for stale in directory.glob(f"*{REBUILT}"):
                 stale.unlink()
 
-    def set_signing_key(self, key: bytes) -> None:
-        """The gateway said by what it signs, b"": by nothing."""
-        self.check.key = key
-        if key and (waiting := self.check.pop_waiting()) is not None:
-            self._on_offer(waiting)
-
     def handle_message(self, message: VersionAvailable | Deltas | WeightBytes) -> None:
         """Take in what the gateway says."""
         match message:
@@ -191,8 +185,7 @@ class WeightClient:
             self.refused["manifest"] += 1
             self._refuse(str(error))
             return
-        if chunks is not None:
-            self.fetch(message.version, message.delta, chunks)
+        self.fetch(message.version, message.delta, chunks)
 
     def _on_deltas(self, message: Deltas) -> None:
         offer = self._wanted

@@ -62,7 +62,7 @@ class WeightSubscriber:
                     self.stopping = True
                 case _:
                     if isinstance(message, HelloAck):
-                        self._client.set_signing_key(message.signing_key)
+                        self._client.check.key = message.signing_key
                     if not self.session.handle_message(message):
                         log.warning("%s does not understand %s.", self._name, type(message).__name__)
         self._client.poll()

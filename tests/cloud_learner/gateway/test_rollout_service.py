@@ -16,7 +16,7 @@ from tests import samples
 from tests.cloud_learner.dispatch.hall import SPEC, Hall
 from tests.cloud_learner.fake_edge import FakeEdge
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import Ack, EdgeStatus, Hello, Published, Rejection, VersionAvailable
+from wire.messages.gateway import Ack, EdgeStatus, Hello, HelloAck, Published, Rejection, VersionAvailable
 from wire.transport.memory_channel import MemoryClient
 from wire.types import Actor, Episode
 
@@ -369,3 +369,29 @@ def test_a_thinker_has_both(tmp_path: Path) -> None:
     told = [message.version.number for message in hall.received(thinker) if isinstance(message, VersionAvailable)]
     assert told == [1, 2]
     assert msgspec.json.decode(hall.ledger.kept_rollout())["canary"] == 2
+
+
+def test_no_version_is_announced_before_the_peer_knows_the_key(tmp_path: Path) -> None:
+    """Robots, thinkers and evaluators that say hello, and again after a restart of theirs or the gateway's."""
+    hall = fleet(tmp_path, RolloutConfig(), versions=1)
+    names = {
+        "robot-9": Hello("robot-9", "edge", "c", 1, 7, SPEC, ("reach",)),
+        "thinker": Hello("thinker", "thinker", "c", 1),
+    }
+    names["evaluator"] = Hello("evaluator", "evaluator", "c", 1)
+    peers = {name: hall.server.connect(name) for name in names}
+    for number in range(2, 6):
+        for name, peer in peers.items():
+            # the ledger answers for a robot later: what is published meanwhile must not reach it before that
+            peer.send(msgspec.structs.replace(names[name], pid=number))
+        publish(hall, number)
+        hall.pass_time(1)
+        for name, peer in peers.items():
+            kinds = [type(one) for one in hall.received(peer) if isinstance(one, HelloAck | VersionAvailable)]
+            assert kinds[0] is HelloAck and VersionAvailable in kinds, name
+        if number % 2:
+            hall = hall.killed()
+    versions = hall.gateway._versions
+    versions.announce("robot-9", 5)
+    hall.gateway.poll()
+    assert not any(isinstance(one, VersionAvailable) for one in hall.received(peers["robot-9"]))
