@@ -362,7 +362,6 @@ class Gateway:
 
         def welcome() -> None:
             self._send_hello_ack(peer, hello.sent_ns, now_ns)
-            known.welcomed = True
             self._versions.on_hello(peer, role)
 
         if role == Role.edge:

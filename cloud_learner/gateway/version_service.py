@@ -163,6 +163,7 @@ class VersionService:
 
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
+        self._peers[peer].welcomed = True
         self.rollout.forget(peer)
         if role == Role.evaluator:
             self.announce(peer, None)

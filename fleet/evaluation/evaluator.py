@@ -20,6 +20,7 @@ from hal.safety.rest import rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
+from robot_edge.inference.verified_load import load_verified
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
 from wire.errors import ConfigError
@@ -181,7 +182,7 @@ class Evaluator:
             asked = self._only
         if version.number != asked.number:
             return
-        self._policy.load(path.read_bytes(), version.number)
+        load_verified(self._policy, version, path)
         self._chunks.select(self._policy.trained)
         if self._chunks.refused:
             raise ConfigError(self._chunks.refused)

@@ -14,6 +14,7 @@ import numpy as np
 
 from policies.interface.policy import Policy, check_observation
 from robot_edge.inference.slow_path import think
+from robot_edge.inference.verified_load import load_verified
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, clock_name
 from wire.errors import FleetError, InvalidDataError
@@ -58,9 +59,11 @@ class LatentEncoder:
             oldest = next(iter(self._policies))
         policy = self._make() if oldest is None else self._policies[oldest]
         try:
-            policy.load(path.read_bytes(), version.number)
+            load_verified(policy, version, path)
         except (FleetError, OSError) as error:
             log.error("version %d is not thought with: %s", version.number, error)
+            if oldest is not None and policy.version != oldest.number:
+                del self._policies[oldest]  # neither of them
             return False
         if oldest is not None:
             del self._policies[oldest]

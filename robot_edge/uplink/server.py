@@ -20,8 +20,8 @@ import msgspec
 from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from robot_edge.uplink.gateway_link import GatewayLink
+from robot_edge.uplink.previews import PreviewSender
 from robot_edge.uplink.segment_sender import SegmentSender
-from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
@@ -38,7 +38,6 @@ from wire.messages.gateway import (
     Job,
     Nack,
     OperatorCommand,
-    Preview,
     ReintroduceRequest,
     Rejection,
     Stop,
@@ -54,6 +53,7 @@ from wire.messages.local import (
     LoadWeights,
     RequestPreviews,
     StepRecorded,
+    SwapReverted,
 )
 from wire.transport.channel import Channel
 from wire.types import Mode
@@ -63,10 +63,6 @@ log = logging.getLogger(__name__)
 
 _SLICE_NS = 50_000_000
 """so long messages of one channel are handled before the next one is looked at"""
-_DRIVEN_PREVIEW_S = 0.1
-"""between two pictures for people while one of them drives"""
-_LARGER_NS = 1_000_000_000
-"""for so long after a larger picture no small one is sent in its place"""
 _CLOSE_S = 3.0
 """so long a disk that does not answer is waited for in the end"""
 
@@ -116,9 +112,7 @@ class Uplink:
         self._clock = clock
         self._watched = False
         self._job: Job | None = None
-        self._preview_s = 1.0
-        self._previewed_ns: dict[str, int] = {}
-        self._larger_ns: dict[str, int] = {}
+        self._previews = PreviewSender(name, self.link)
         self._control_done = False
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
@@ -236,7 +230,9 @@ class Uplink:
             case StepRecorded() | EpisodeStarted() | EpisodeEnded() | EpisodeJudged():
                 self._recorder.handle_message(message)
             case FrameRecorded():
-                self._frame(message)
+                jpeg = self._recorder.frame(message)
+                driven = self._watched and self.status is not None and self.status.mode == Mode.human
+                self._previews.show(message, jpeg, driven)
             case EdgeStatus():
                 # of several that waited only the newest is news
                 self._last_status, self._status_is_new = message, True
@@ -296,31 +292,12 @@ class Uplink:
             case VersionActivated():
                 self._control.send(message)
                 self.link.send_activation(message)
+            case SwapReverted(version=version, damaged=damaged):
+                self.weights.on_reverted(version, "damaged_file" if damaged else "half_loaded")
             case EdgeEvent():
                 self._keep_event(message)
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
-
-    def _frame(self, message: FrameRecorded) -> None:
-        camera, frame = message.camera, message.frame
-        jpeg = self._recorder.frame(message)
-        if frame.preview is not None:
-            self._larger_ns[camera] = frame.time_ns
-        shown_ns = self._previewed_ns.get(camera)
-        if shown_ns is not None and frame.time_ns - shown_ns < 1e9 * self._preview_pause_s():
-            return
-        if not self.link.open or self.link.slow:
-            return
-        if frame.preview is not None:
-            jpeg = encode_jpeg(frame.preview, 80)
-        elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
-            return
-        self._previewed_ns[camera] = frame.time_ns
-        self.link.send_preview(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
-
-    def _preview_pause_s(self) -> float:
-        driven = self._watched and self.status is not None and self.status.mode == Mode.human
-        return _DRIVEN_PREVIEW_S if driven else self._preview_s
 
     def _watch(self, watched: bool) -> None:
         """Somebody looks at the page, or nobody does any more."""
@@ -366,7 +343,7 @@ class Uplink:
                     self.sender.on_credit(message.credit_bytes)
                     self.weights.check.key = message.signing_key
                     self._watch(message.watched)
-                    self._preview_s = message.preview_s
+                    self._previews.pause_s = message.preview_s
                     if self._stops is not None:
                         self._stops.follow(message.stop_port)
             case Stop():

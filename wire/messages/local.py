@@ -88,6 +88,15 @@ class LoadWeights(Message, frozen=True, eq=False):
     path: str
 
 
+class SwapReverted(Message, frozen=True, eq=False):
+    """Inference tells the uplink that it does not act by this version, and goes on by the one before: its file is to be
+    checked, and loaded again, when it is announced again."""
+
+    version: PolicyVersion
+    damaged: bool
+    """its file is not what arrived; else it was loaded in part"""
+
+
 class RequestPreviews(Message, frozen=True, eq=False):
     """The uplink tells control whether anybody looks at the robot's larger pictures."""
 

@@ -98,6 +98,12 @@ class WeightClient:
             case WeightBytes():
                 self.add_part(message)
 
+    def on_reverted(self, version: PolicyVersion, reason: str) -> None:
+        """It could not be loaded, and is checked when it is announced again."""
+        self.refused[reason] += 1
+        if self.ready is not None and same(self.ready[0], version):
+            self.ready = None
+
     def fetch(self, version: PolicyVersion, delta: DeltaForm | None = None, chunks: bytes = b"") -> None:
         """This version is to act; `poll` says when it is ready. `delta`: of its parent; `chunks`: hashes of its file.
 

@@ -108,7 +108,7 @@ class Beside:
         return Path(self._held.name) / name
 
     def adopt(self, number: int) -> None:
-        self.slow.adopt(Scripted(), version(number), str(self.path(f"v{number}")))
+        self.slow.adopt(Scripted(), version(number, self.path(f"v{number}")), str(self.path(f"v{number}")))
 
 
 def test_a_thought_comes_back_with_what_was_asked() -> None:
@@ -167,25 +167,25 @@ def test_a_thinker_that_forgot_everything_is_told_again() -> None:
 def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     beside = Beside()
     thinker, path = beside.thinker, beside.path
-    thinker.load(version(1), path("v1"))
+    thinker.load(version(1, path("v1")), path("v1"))
     assert thinker.answer(ThinkRequest(1, (2, 1), seen(10))).latent.version == 1  # type: ignore[union-attr]
-    assert not thinker.load(version(2), path("bad"))
+    assert not thinker.load(version(2, path("bad")), path("bad"))
     assert "version 2 is not thought with: no weights" in caplog.text
     assert not thinker.load(version(2), Path("/nowhere/at/all"))
-    assert thinker.load(version(2), path("v2"))
-    assert not thinker.load(version(3), path("bad"))
+    assert thinker.load(version(2, path("v2")), path("v2"))
+    assert not thinker.load(version(3, path("bad")), path("bad"))
     assert thinker.versions == (1, 2)
     for wanted in ((2, 1), (1,), (2,)):
         latent = thinker.answer(ThinkRequest(1, wanted, seen(10))).latent
         assert latent is not None
         assert (latent.version, latent.data[0]) == (wanted[0], ord(str(wanted[0])))
-    thinker.load(version(3), path("v3"))
+    thinker.load(version(3, path("v3")), path("v3"))
     assert thinker.versions == (2, 3)
     reply = thinker.answer(ThinkRequest(9, (1,), seen(10)))
     assert (reply.number, reply.latent, reply.versions) == (9, None, (2, 3))
     assert reply.error == "asked to think with version 1, but has 2 or 3."
     # The same number from another history takes the place of the one that had it.
-    thinker.load(version(3, "other"), path("other"))
+    thinker.load(version(3, path("other")), path("other"))
     latent = thinker.answer(ThinkRequest(1, (3,), seen(10))).latent
     assert latent is not None
     assert (thinker.versions, latent.data[0]) == ((2, 3), ord("X"))
@@ -208,7 +208,7 @@ BOMB = b"\xff\xd8\xff\xc0\x00\x0b\x08\xff\xff\xff\xff\x01\x01\x11\x00\xff\xd9"
 )
 def test_a_request_that_makes_no_sense_is_answered_with_the_reason(request_: ThinkRequest, words: str) -> None:
     beside = Beside()
-    beside.thinker.load(version(1), beside.path("v1"))
+    beside.thinker.load(version(1, beside.path("v1")), beside.path("v1"))
     assert words in beside.thinker.answer(request_).error
 
 
@@ -348,7 +348,7 @@ class Robot:
 
     def load(self, number: int, path: Path) -> None:
         path.write_bytes(bytes([number]))
-        self.uplink.send(LoadWeights(version(number), str(path)))
+        self.uplink.send(LoadWeights(version(number, path), str(path)))
         self.inference.poll()
 
     def ask(self) -> ChunkReply:
@@ -424,7 +424,7 @@ from wire.transport.zmq_channel import ZmqServer
 place, endpoint, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 thinker = LatentEncoder(Scripted)
 (place / f"v{number}").write_bytes(bytes([number]))
-thinker.load(version(number), place / f"v{number}")
+thinker.load(version(number, place / f"v{number}"), place / f"v{number}")
 robots = ZmqServer(endpoint, place / "keys")
 server = LatentServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
 print("ready", flush=True)
@@ -483,7 +483,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
     thinker = served.server._encoder
     for number in (1, 2):
         (tmp_path / str(number)).write_bytes(bytes([number]))
-    thinker.load(version(1), tmp_path / "1")
+    thinker.load(version(1, tmp_path / "1"), tmp_path / "1")
     near, far = memory_pair()
     uplink, inference_uplink = memory_pair()
     clock = MonotonicClock()
@@ -507,12 +507,12 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
         assert isinstance(reply, ChunkReply)
         made.append(reply.chunk.version if reply.chunk else 0)
 
-    uplink.send(LoadWeights(version(1), str(tmp_path / "1")))
+    uplink.send(LoadWeights(version(1, tmp_path / "1"), str(tmp_path / "1")))
     deadline = time.monotonic() + 60
     while not made or made[-1] != 1:
         ask(len(made))
         assert time.monotonic() < deadline
-    uplink.send(LoadWeights(version(2), str(tmp_path / "2")))
+    uplink.send(LoadWeights(version(2, tmp_path / "2"), str(tmp_path / "2")))
     while inference._swap.waiting is None:
         ask(len(made))
         assert time.monotonic() < deadline
@@ -520,7 +520,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
     for _ in range(20):
         ask(len(made))
     assert set(made[started:]) == {1}
-    thinker.load(version(2), tmp_path / "2")
+    thinker.load(version(2, tmp_path / "2"), tmp_path / "2")
     for _ in range(4):
         ask(len(made))
     assert made[-1] == 2
