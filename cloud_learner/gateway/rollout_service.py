@@ -22,8 +22,9 @@ from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionRec
 from cloud_learner.rollout.retention import removable
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
+from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import ACTORS, EdgeStatus, Segment
+from wire.messages.gateway import ACTORS, EdgeStatus, Segment, ThinkVersions
 from wire.task_thread import Task, TaskQueue
 from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
 
@@ -39,6 +40,8 @@ _SHOWN = 50
 _POLICY = ACTORS.index(Actor.policy)
 _AWAY_NS = 600_000_000_000
 """a robot that says nothing for so long tries nothing; nor does one that is not back so long after a restart"""
+_THOUGHT_WITH = 16
+"""versions that a think server is told of at most"""
 _AGAIN_NS, _LONGEST_AGAIN_NS = 10_000_000_000, 320_000_000_000
 """until a robot that runs something else is told again; each time twice as long"""
 
@@ -65,8 +68,10 @@ class _Mismatch(NamedTuple):
 class RolloutService:
     """For the gateway's loop; what touches files is a task."""
 
+    send: Callable[[str, Message], object]
+    """set before the first call"""
     announce: Callable[[str, int | None], None]
-    """tell a peer of a version; set before the first call"""
+    """tell a peer of a version; as well"""
     pinned_version: Callable[[str], int]
     """the version that a robot is to keep for its job, 0: none; as well"""
 
@@ -87,7 +92,7 @@ class RolloutService:
         self._episodes: OrderedDict[str, _OpenEpisode] = OrderedDict()
         self._told: dict[str, int] = {}
         """what each robot was told to run last"""
-        self._told_thinkers: dict[str, set[int]] = {}
+        self._told_thinkers: dict[str, tuple[int, ...]] = {}
         self._mismatches: dict[str, _Mismatch] = {}
         self._acting: dict[str, int] = {}
         self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
@@ -316,18 +321,30 @@ class RolloutService:
         self._view.update_versions(self.statuses())
 
     def _tell(self, robots: list[str]) -> None:
-        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and known.welcomed]
         for name in robots:
             number = self.controller.version_for(name)
             if number and self._told.get(name) != number:
                 self._told[name] = number
                 self.announce(name, number)
-        wanted = {self.controller.current, self.controller.canary, self.controller.reference} - {0}
+        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and known.welcomed]
+        wanted = self._acted_by() if thinkers else ()
         for name in thinkers:
-            # it thinks for robots of all
-            for number in sorted(wanted - self._told_thinkers.get(name, set())):
-                self.announce(name, number)
+            told = self._told_thinkers.get(name, ())
+            if told == wanted:
+                continue
             self._told_thinkers[name] = wanted
+            self.send(name, ThinkVersions(wanted))
+            for number in wanted:
+                if number not in told:
+                    self.announce(name, number)
+
+    def _acted_by(self) -> tuple[int, ...]:
+        """All versions by which robots may act now, the one that most wait for first."""
+        controller = self.controller
+        first = [controller.current, controller.canary, controller.reference]
+        others = {one for name in self._robots for one in (controller.version_for(name), self.pinned_version(name))}
+        ordered = dict.fromkeys([*first, *sorted(others, reverse=True)])
+        return tuple(number for number in ordered if number)[:_THOUGHT_WITH]
 
     def forget(self, peer: str) -> None:
         """It said hello, and is told again."""

@@ -73,7 +73,7 @@ class VersionService:
         self._newest = weights.newest()
         self.signing_key = weights.signing_key
         self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
-        self.rollout.announce = self.announce
+        self.rollout.send, self.rollout.announce = channel.send, self.announce
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
 
     # --- in -----------------------------------------------------------------------------------------------------

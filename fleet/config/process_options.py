@@ -244,6 +244,14 @@ class TryPolicyOptions(ProcessOptions):
 class ThinkServerOptions(ClientOptions):
     port: Port = THINK_PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    versions: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Most versions to think with at once, each with a policy's memory: what is current, tried, the "
+            "reference, pinned or a shadow, and one more, so that robots switch without a gap.",
+        ),
+    ] = 4
     overrides: Annotated[Overrides, POLICY] = NOTHING
 
 

@@ -190,7 +190,7 @@ def run_think_server(options: ThinkServerOptions) -> None:
     shutdown = ShutdownSignal()
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
     with gateway_channel(options, THINKER) as channel:
-        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()), options.versions)
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
         while not (shutdown.requested or server.subscriber.stopping):

@@ -42,6 +42,13 @@ class VersionAvailable(Message, frozen=True, eq=False):
     """how its parent becomes it; None: only the whole is there"""
 
 
+class ThinkVersions(Message, frozen=True, eq=False):
+    """To think servers: robots may act by these versions now; the offers of those that are new follow."""
+
+    numbers: tuple[int, ...]
+    """the one that most robots wait for first"""
+
+
 class Deltas(Message, frozen=True, eq=False):
     """The answer to `FetchDeltas`."""
 

@@ -16,7 +16,16 @@ from tests import samples
 from tests.cloud_learner.dispatch.hall import SPEC, Hall
 from tests.cloud_learner.fake_edge import FakeEdge
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import Ack, EdgeStatus, Hello, HelloAck, Published, Rejection, VersionAvailable
+from wire.messages.gateway import (
+    Ack,
+    EdgeStatus,
+    Hello,
+    HelloAck,
+    Published,
+    Rejection,
+    ThinkVersions,
+    VersionAvailable,
+)
 from wire.transport.memory_channel import MemoryClient
 from wire.types import Actor, Episode
 
@@ -359,15 +368,23 @@ def test_a_fleet_that_kept_nothing_yet_stays_with_its_newest_version(tmp_path: P
     assert sorted(acting(hall)) == [5, 5, 5, 5, 6]
 
 
-def test_a_thinker_has_both(tmp_path: Path) -> None:
+def test_a_thinker_has_all_that_may_act(tmp_path: Path) -> None:
     hall = fleet(tmp_path, versions=1)
     thinker = hall.server.connect("thinker")
     thinker.send(Hello("thinker", "thinker", "c", 1))
     hall.gateway.poll()
     publish(hall, 2)
     hall.gateway.poll()
-    told = [message.version.number for message in hall.received(thinker) if isinstance(message, VersionAvailable)]
-    assert told == [1, 2]
+    received = hall.received(thinker)
+    assert [message.version.number for message in received if isinstance(message, VersionAvailable)] == [1, 2]
+    assert [message.numbers for message in received if isinstance(message, ThinkVersions)] == [(1,), (1, 2)]
+    for number in (3, 4):
+        publish(hall, number)
+    change(hall, hall.peer(), VersionAction.pin, 3, NAMES[1])
+    change(hall, hall.peer("console@2"), VersionAction.pin, 4, NAMES[2])
+    received = hall.received(thinker)
+    assert [message.version.number for message in received if isinstance(message, VersionAvailable)] == [3, 4]
+    assert [message.numbers for message in received if isinstance(message, ThinkVersions)][-1] == (1, 2, 4, 3)
     assert msgspec.json.decode(hall.ledger.kept_rollout())["canary"] == 2
 
 

@@ -29,6 +29,7 @@ from wire.messages.gateway import (
     HelloAck,
     ReintroduceRequest,
     Rejection,
+    ThinkVersions,
     VersionAvailable,
     WeightBytes,
 )
@@ -223,12 +224,12 @@ def smooth(frame_ns: int, value: int) -> Observation:
 class Served:
     """A think server between a gateway and robots, all in memory."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path, most: int = 2) -> None:
         self.gateway, end = memory_pair()
         self.robots = MemoryServer()
         self.clock = ManualClock()
         self.made: list[Scripted] = []
-        self.server = LatentServer("thinker-0", self.robots, end, LatentEncoder(self.make), weights, self.clock)
+        self.server = LatentServer("thinker-0", self.robots, end, LatentEncoder(self.make, most), weights, self.clock)
         self.data = b"weights of version 7"
 
     def make(self) -> Scripted:
@@ -240,6 +241,7 @@ class Served:
 
     def publish(self) -> None:
         made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
+        self.gateway.send(ThinkVersions((7,)))
         self.gateway.send(VersionAvailable(made, 1))
         self.server.poll()
         while (message := self.gateway.recv()) is not None:
@@ -267,6 +269,81 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     assert isinstance(served.gateway.recv(), Hello)
     served.publish()
     assert served.server._encoder.versions == (7,)
+
+
+def offer(served: Served, number: int, data: bytes) -> None:
+    made = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), 0, 0, 0, 0)
+    served.gateway.send(VersionAvailable(made, 1))
+
+
+def serve(served: Served, files: dict[int, bytes], seconds: float = 1.0) -> None:
+    """Answer what the think server asks for."""
+    for _ in range(round(100 * seconds)):
+        served.clock.advance(10 * MS)
+        served.server.poll()
+        while (message := served.gateway.recv()) is not None:
+            if isinstance(message, FetchWeights) and message.number in files:
+                served.gateway.send(
+                    WeightBytes(message.number, message.offset, files[message.number][message.offset :])
+                )
+
+
+def test_it_thinks_with_as_many_versions_as_may_act(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served, files = Served(tmp_path, most=3), {number: bytes([number]) * 9 for number in range(1, 7)}
+    served.gateway.send(ThinkVersions((3, 1, 2)))
+    for number in (1, 2, 3):
+        offer(served, number, files[number])
+    serve(served, files)
+    encoder = served.server._encoder
+    assert encoder.versions == (3, 1, 2), "the most wanted first, and each of them"
+    # the one that nobody acts by any more stays until its place is needed
+    served.gateway.send(ThinkVersions((4, 2)))
+    offer(served, 4, files[4])
+    serve(served, files)
+    assert encoder.versions == (1, 2, 4)
+    served.gateway.send(ThinkVersions((4, 2, 5)))
+    offer(served, 5, files[5])
+    serve(served, files)
+    assert encoder.versions == (2, 4, 5)
+    # one called back to
+    served.gateway.send(ThinkVersions((1, 5)))
+    offer(served, 1, files[1])
+    serve(served, files)
+    assert set(encoder.versions) == {4, 5, 1}
+    assert len(served.made) == 3, "policies are used again"
+    # more than fit
+    served.gateway.send(ThinkVersions((5, 1, 6, 2)))
+    for number in (6, 2):
+        offer(served, number, files[number])
+    serve(served, files)
+    assert set(encoder.versions) == {5, 1, 6}
+    said = "robots may act by 4 versions at once, and this think server keeps 3: version 2 is not thought with."
+    assert said in caplog.text
+    for number, robot in ((6, "robot-0"), (2, "robot-1")):
+        line = served.line(robot)
+        line.request(smooth(100, 40), (number,))
+        served.server.poll()
+        assert bool(line.pop()) == (number == 6)
+        assert (said in line.problem and "--versions 4" in line.problem) == (number == 2)
+    # and again none too many
+    served.gateway.send(ThinkVersions((5, 2)))
+    offer(served, 2, files[2])
+    serve(served, files)
+    assert {5, 2} <= set(encoder.versions)
+
+
+def test_a_version_that_cannot_be_had_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    served, files = Served(tmp_path, most=3), {1: b"1" * 9, 2: b"bad", 3: b"3" * 9}
+    served.gateway.send(ThinkVersions((2, 7, 3, 1)))
+    for number, data in files.items():
+        offer(served, number, data)
+    serve(served, files)
+    assert served.server._encoder.versions == (3,), "the fourth has no place"
+    # announced again, it is right
+    files[2] = b"2" * 9
+    offer(served, 2, files[2])
+    serve(served, files)
+    assert set(served.server._encoder.versions) == {3, 2}
 
 
 def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
