@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from cloud_learner.rollout.comparison import Comparison, EpisodeResult, Tally
+from wire.weights.action_difference import ActionDifference
 
 MOST_VERSIONS = 512
 """remembered; of older ones those in use stay"""
@@ -61,6 +62,16 @@ class PendingEpisode(msgspec.Struct, frozen=True, array_like=True):
     result: EpisodeResult
 
 
+class ShadowTally(msgspec.Struct):
+    """What came of a version that robots compute without acting by it, over all robots."""
+
+    difference: ActionDifference = ActionDifference()
+    """of its actions from those that acted"""
+    faults: int = 0
+    problems: dict[str, str] = {}
+    """by robot, of those that compute it or should: what is wrong"""
+
+
 class VersionRecord(msgspec.Struct, kw_only=True):
     """What is known of a version."""
 
@@ -76,6 +87,8 @@ class VersionRecord(msgspec.Struct, kw_only=True):
     """over all episodes that it alone acted in"""
     recent: list[tuple[str, EpisodeResult]] = []
     """(task, result) of the newest of robots that were not pinned, while it is in use"""
+    shadow: ShadowTally | None = None
+    """None: it never was one"""
 
 
 class RolloutState(msgspec.Struct, kw_only=True):
@@ -91,6 +104,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """newer versions wait; older ones are passed over"""
     pins: dict[str, int] = {}
     """by robot, '' for all"""
+    shadow: int = 0
+    """what some robots compute without acting by it"""
+    shadow_robots: list[str] = []
+    """those that a person chose; none: a few"""
     robots: list[str] = []
     frozen: bool = False
     pending: list[PendingEpisode] = []
@@ -124,8 +141,8 @@ class RolloutState(msgspec.Struct, kw_only=True):
 
     @property
     def needed(self) -> set[int]:
-        """Versions that robots act by, or would be sent back to."""
-        return {self.current, self.previous, self.reference, self.canary, *self.pins.values()} - {0}
+        """Versions that robots act by or compute, or would be sent back to."""
+        return {self.current, self.previous, self.reference, self.canary, self.shadow, *self.pins.values()} - {0}
 
     @property
     def lag_ns(self) -> int:

@@ -155,7 +155,8 @@ class LatentServer:
                 kind = type(message).__name__
                 self._robots.send(robot, Rejection(f"a think server takes no {kind}, and questions of robots alone."))
         if self._waiting:
-            robot = next(iter(self._waiting))
+            urgent = (robot for robot, request in self._waiting.items() if not request.can_wait)
+            robot = next(urgent, next(iter(self._waiting)))
             reply = self._encoder.answer(request := self._waiting.pop(robot))
             if self._left_out and not set(request.versions) & set(self._needed[: self._encoder.most]):
                 reply = msgspec.structs.replace(reply, error=self._left_out)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from policies.interface.policy import Policy
 from robot_edge.inference.slow_path import InlineSlowPath, LatentBuffer, SlowPath, StampedLatent, seen_ns, think
 from robot_edge.inference.weight_swapper import WeightSwapper
+from robot_edge.shadow.tap import ShadowTap
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
 from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import intact
-from wire.types import Latent, Observation, Role
+from wire.types import ActionChunk, Latent, Observation, Role
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +71,16 @@ class Inference:
         slow: SlowPath | None = None,
         config: SlowConfig | None = None,
         local: Policy | None = None,
+        tap: ShadowTap | None = None,
     ) -> None:
         """`standby`: a second policy object, into which new weights are loaded while the first one acts. `slow`: where
         the thinking is done, here when it is not given. `local`: a small policy, loaded and ready, that thinks and acts
-        while the slow path is silent and the fallback is `local`; without it the policy itself thinks here.
+        while the slow path is silent and the fallback is `local`; without it the policy itself thinks here. `tap`: of
+        what a shadow process compares.
         """
+        self._tap = tap
+        self._made_from: StampedLatent | None = None
+        """what the newest chunk was made from, by the version that acts"""
         self._name = name
         self._control = control
         self._uplink = uplink
@@ -112,7 +120,10 @@ class Inference:
         self._poll_weights()
         if request is not None:
             self._asked_at_ns = self._clock.now_ns()
-            self._control.send(self._answer(request))
+            reply = self._answer(request)
+            self._control.send(reply)
+            if self._tap is not None and self._made_from is not None:
+                self._tap.offer(request, reply, self._made_from)
 
     def close(self) -> None:
         """End the threads and lines that belong to this object."""
@@ -202,7 +213,8 @@ class Inference:
     def _answer(self, request: ChunkRequest) -> ChunkReply:
         if self._swap.active.version == 0:
             return ChunkReply(None, self._swap.rejection or "no policy version is loaded yet.", request.tick)
-        seen = self._seen = request.observation
+        seen, self._made_from = request.observation, None
+        self._seen = seen
         if self._episode_is_new:
             # Nothing that was thought about the last episode's scene is true of this one.
             self._episode_is_new, self._void_before_ns, self._local_thought = False, seen.time_ns, None
@@ -222,6 +234,7 @@ class Inference:
             if thought is None:
                 return ChunkReply(None, self._silent, request.tick, silent=True)
             reply = infer_chunk(policy, thought.latent, request)
+            self._made_from = thought if policy is self._swap.active else None
         except FleetError as error:
             return ChunkReply(None, str(error), request.tick)
         except Exception as error:
@@ -258,8 +271,8 @@ class Inference:
         return f"the slow path is silent for {abs(seen_ns(seen) - thought.seen_ns) / 1e9:.2f} s{why}."
 
 
-def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkReply:
-    """The chunk that `policy` makes for `request` from `latent`.
+def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest, seed: int = 0) -> ChunkReply:
+    """The chunk that `policy` makes for `request` from `latent`, from the noise of `seed`; 0: as it likes.
 
     The fast path acts on the state of the moment the chunk begins, so the latent's age is counted up to then, from when
     it was seen or, if that is later, from when the robot began to move: who demonstrated hardly ever stood still, so to
@@ -269,11 +282,13 @@ def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkR
     later_ticks = request.first_tick - request.tick
     moment = Observation(seen.time_ns + later_ticks * period_ns, request.state, seen.images, seen.task)
     begun_ns = moment.time_ns - (request.moved_ticks + later_ticks) * period_ns
+    # A policy that names seeds takes them.
+    act: Callable[..., ActionChunk] = partial(policy.act, seed=seed) if seed else policy.act  # type: ignore[call-arg]
     if request.moved_ticks < 0 or begun_ns <= latent.observed_ns:
-        chunk = policy.act(moment, latent, request.first_tick, request.prefix)
+        chunk = act(moment, latent, request.first_tick, request.prefix)
     else:
         begun = msgspec.structs.replace(latent, observed_ns=begun_ns)
-        chunk = policy.act(moment, begun, request.first_tick, request.prefix)
+        chunk = act(moment, begun, request.first_tick, request.prefix)
         chunk = msgspec.structs.replace(chunk, latent_observed_ns=latent.observed_ns)
     return ChunkReply(
         chunk,

@@ -19,13 +19,13 @@ import msgspec
 
 from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
-from robot_edge.uplink.gateway_link import GatewayLink
-from robot_edge.uplink.previews import PreviewSender
+from robot_edge.uplink.gateway_link import GatewayLink, PreviewSender
 from robot_edge.uplink.segment_sender import SegmentSender
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.shadow_link import ShadowLink
 from wire.clock import Clock, clock_name
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -40,6 +40,7 @@ from wire.messages.gateway import (
     OperatorCommand,
     ReintroduceRequest,
     Rejection,
+    ShadowRequest,
     Stop,
     VersionActivated,
     VersionAvailable,
@@ -98,6 +99,8 @@ class Uplink:
         self.link = GatewayLink(name, gateway, clock)
         self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
         self.weights = WeightClient(directory / "weights", gateway, clock, relay=relay)
+        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, relay)
+        """beside the version that acts; its `process` is to be set where there is one"""
         self.stopping = False
         self.status: EdgeStatus | None = None
         """the newest one, with what the uplink itself knows"""
@@ -120,7 +123,7 @@ class Uplink:
         self._gateway_fault = ""
         self._commands = StickyCommands()
         self._stops = stops
-        self._threads = (self._disk, self.weights.tasks)
+        self._threads = (self._disk, self.weights.tasks, self.shadow.weights.tasks)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
 
@@ -157,6 +160,7 @@ class Uplink:
             # What is not taken stays with control, which says that it cannot record.
             (None if self._recorder.overloaded else self._control, self._from_control),
             (self._inference, self._from_inference),
+            (self.shadow.process, self.shadow.handle_process),
             (self._gateway, self._from_gateway),
             (self._relay, self._from_relay),
             (self.operator, self._from_operator),
@@ -181,6 +185,7 @@ class Uplink:
             self.spool.sends_at_once = False
         if self.weights.poll():
             self._send_weights()
+        self.shadow.poll()
         return early
 
     def stop(self) -> None:
@@ -287,7 +292,7 @@ class Uplink:
     def _from_inference(self, message: Message) -> None:
         match message:
             case Hello():
-                self._inference_pid = message.pid
+                self._inference_pid = self.shadow.inference_pid = message.pid
                 self._send_weights()
             case VersionActivated():
                 self._control.send(message)
@@ -328,8 +333,13 @@ class Uplink:
                 if reason != self._gateway_fault:
                     log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._gateway_fault = reason
-            case VersionAvailable() | Deltas() | WeightBytes():
+            case VersionAvailable():
                 self.weights.handle_message(message)
+            case Deltas() | WeightBytes():
+                self.weights.handle_message(message)
+                self.shadow.handle_weights(message)
+            case ShadowRequest():
+                self.shadow.handle_request(message)
             case Job():
                 self._job = message
                 self._control.send(message)
@@ -354,6 +364,7 @@ class Uplink:
     def _from_relay(self, message: Message) -> None:
         if isinstance(message, WeightBytes):
             self.weights.add_part(message, by_relay=True)
+            self.shadow.handle_weights(message, by_relay=True)
         else:
             log.warning("robot '%s': the relay sent what is not for it: %.200r", self.name, message)
 

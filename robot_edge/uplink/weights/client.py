@@ -48,7 +48,7 @@ class WeightClient:
         first, and nothing of it is believed."""
         self.tasks = TaskQueue("weights")
         self.check = OfferCheck()
-        self._directory = directory
+        self.directory = directory
         self._channel, self._relay = channel, relay
         self._relay_rests_ns = 0
         self._clock = clock
@@ -217,7 +217,7 @@ class WeightClient:
 
     def _begin(self, offer: Offer) -> None:
         """Nothing of it is here, as far as is known."""
-        self._wanted, self._file = offer, WeightFile(self._directory, offer.version, self._keep)
+        self._wanted, self._file = offer, WeightFile(self.directory, offer.version, self._keep)
         self._plan, self._checks, self._waits_for_deltas = None, False, False
         self._busy = self._silent = self._wrong = 0
         self._window.begin()

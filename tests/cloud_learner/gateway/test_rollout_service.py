@@ -186,7 +186,7 @@ def test_people_freeze_thaw_pin_promote_and_go_back(tmp_path: Path) -> None:
         ("pin", 1, "robot-9", "no robot 'robot-9'"),
         ("pin", 0, "robot-1", "robot 'robot-1': no version is pinned"),
         ("pin", -1, "", "no policy version -1"),
-        ("retire", 1, "", "versions can be list, promote, rollback, pin, freeze, thaw, not 'retire'"),
+        ("retire", 1, "", "versions can be list, promote, rollback, pin, shadow, freeze, thaw, not 'retire'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(
