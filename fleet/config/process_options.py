@@ -340,7 +340,7 @@ class EdgeOptions(ClientOptions):
 class EdgePartOptions(EdgeOptions):
     """Of one process of a robot."""
 
-    part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")]
+    part: Annotated[str, typer.Argument(help="robot, control, inference, shadow, thinker or uplink")]
     run_dir: Annotated[Path, typer.Option(hidden=True)]
 
 

@@ -216,8 +216,10 @@ class ProcessSlowPath(SlowPath):
 class RemoteSlowPath(ProcessSlowPath):
     """Thinks on another machine (`latent_server.LatentServer`), which gets its weights from the gateway itself."""
 
-    can_wait = False
-    """nobody acts by the latents: who does comes first"""
+    def __init__(self, channel: Channel, clock: Clock, timeout_s: float = 2.0, *, can_wait: bool = False) -> None:
+        """As `ProcessSlowPath`; `can_wait`: nobody acts by these latents, so whoever does comes first."""
+        super().__init__(channel, clock, timeout_s)
+        self._can_wait = can_wait
 
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         """Nothing to send: a path on this computer means nothing there."""
@@ -231,7 +233,7 @@ class RemoteSlowPath(ProcessSlowPath):
             )
         images = {camera: Frame(frame.time_ns, frame.image[:0]) for camera, frame in plain.images.items()}
         about = Observation(plain.time_ns, plain.state, images, plain.task)
-        return ThinkRequest(number, versions, about, jpeg, self.can_wait)
+        return ThinkRequest(number, versions, about, jpeg, self._can_wait)
 
     def _unreachable(self) -> str:
         return getattr(self._channel, "refusal", "") or "the link to the think server is down"

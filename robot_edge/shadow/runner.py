@@ -92,8 +92,10 @@ class ShadowRunner:
     # --- the version ----------------------------------------------------------------------------------------------
 
     def _load(self, message: LoadShadow) -> None:
-        self._version, self._sample, self._report = None, None, None
         version = message.version
+        if version is not None and version == self._version:
+            return
+        self._version, self._sample, self._report = None, None, None
         if version is None:
             self._policy = self._slow = None
             return

@@ -43,8 +43,8 @@ class ShadowLink:
         self.inference_pid = 0
         self._name, self._gateway, self._link, self._acting = name, gateway, link, acting
         self._wanted: PolicyVersion | None = None
-        self._starts = 0
-        """of the process since it was given this version"""
+        self._pid = self._starts = 0
+        """of the process, and how often it began since it was given this version"""
         self._fault = ""
         self._report: ShadowReport | None = None
         """what the gateway was not told yet"""
@@ -77,17 +77,25 @@ class ShadowLink:
     def handle_process(self, message: Message) -> None:
         """What the shadow process says."""
         match message:
-            case Hello():
-                self._starts += 1
-                if self._starts <= _MOST_STARTS:
-                    self._send_ready()
-                elif self._wanted is not None:
-                    self._say(f"its process ended {_MOST_STARTS} times with this version; see its log.")
+            case Hello(pid=pid):
+                if pid != self._pid:
+                    self._pid = pid
+                    self._on_start()
             case ShadowReport():
                 if self._wanted is not None and message.number == self._wanted.number:
                     self._add(message)
+                else:
+                    self._load(None)  # of an uplink before this one
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self._name, type(message).__name__)
+
+    def _on_start(self) -> None:
+        """Another shadow process, or another uplink."""
+        self._starts += 1
+        if self._starts > _MOST_STARTS:
+            self._say(f"its process ended {_MOST_STARTS} times with this version; see its log.")
+        elif not self._send_ready():
+            self._load(None)
 
     def poll(self) -> None:
         """Fetch it, and tell the gateway what came of it."""
@@ -108,10 +116,12 @@ class ShadowLink:
     def _add(self, news: ShadowReport) -> None:
         self._report = news if self._report is None else merged(self._report, news)
 
-    def _send_ready(self) -> None:
+    def _send_ready(self) -> bool:
         ready = self.weights.ready
-        if ready is not None and self._wanted is not None and same(ready[0], self._wanted):
-            self._load(ready[0], str(ready[1]))
+        if ready is None or self._wanted is None or not same(ready[0], self._wanted):
+            return False
+        self._load(ready[0], str(ready[1]))
+        return True
 
     def _load(self, version: PolicyVersion | None, path: str = "") -> None:
         if self.process is not None:
