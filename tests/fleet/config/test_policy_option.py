@@ -139,7 +139,7 @@ def test_an_edge_tells_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
     options = EdgeOptions(recipe="fake", data=tmp_path, gateway="tcp://x:1", operator=False)
     edge = edge_processes(replace(options, overrides=Overrides(policy="echo:small")))
-    assert set(edge._commands) == {"robot", "control", "inference", "uplink"}
+    assert set(edge._commands) == {"robot", "control", "inference", "shadow", "uplink"}
     for command in edge._commands.values():
         assert command[command.index("--policy") + 1] == "echo:small"
         assert "--cpu-control" not in command
