@@ -177,6 +177,24 @@ def test_a_policy_that_cannot_be_is_said_before_anything_is_there(
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        ({}, None),
+        ({"horizon": 8}, {"horizon": 8}),
+        (
+            {"horizon": 8, "runtime": {"device": "cuda:1", "compile": True, "dtype": "bfloat16"}},
+            {"horizon": 8, "runtime": {"device": "cpu", "compile": False, "dtype": "bfloat16"}},
+        ),
+    ],
+)
+def test_a_shadow_leaves_graphics_cards_alone(given: dict[str, object], config: dict[str, object] | None) -> None:
+    overrides = Overrides(policy="echo:/a/run", policy_config=json.dumps(given) if given else "", speed_up=2)
+    choice = overrides.on_cpu().choice()
+    assert choice == PolicyChoice("echo", "/a/run", config or {}) and overrides.on_cpu().speed_up == 2
+    assert Overrides().on_cpu() == Overrides()
+
+
 def test_one_policy_for_ever(tmp_path: Path) -> None:
     data, spec = DataDirectory(tmp_path / "d"), get_recipe("fake").spec
     one = RunIdentity("fake", 0, spec.hash, PolicyChoice("echo", "/a/run", {"horizon": 8}))

@@ -39,7 +39,7 @@ from wire.transport.frame_ring import FrameRing
 from wire.transport.keys import make_keys
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqClient
+from wire.transport.zmq_channel import ZmqClient, ZmqServer
 from wire.types import Frame, Observation, PolicyVersion
 
 MS = 1_000_000
@@ -360,6 +360,49 @@ def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
         assert thought.seen_ns == 100 + at
         assert abs(thought.latent.data[2] - 40 * at) <= 2
     assert served.made[-1].thoughts == [100, 101, 102]
+
+
+def test_what_can_wait_comes_after_all_others(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.publish()
+    shadow, acting = served.robots.connect("robot-0@2"), served.robots.connect("robot-0")
+    shadow.send(ThinkRequest(1, (7,), seen(1), can_wait=True))
+    for number in (2, 3):
+        acting.send(ThinkRequest(number, (7,), seen(number)))
+        served.server.poll()
+    assert served.made[-1].thoughts == [2, 3]
+    served.server.poll()
+    assert served.made[-1].thoughts == [2, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_robot_and_its_shadow_ask_by_one_key(tmp_path: Path) -> None:
+    """Real ZeroMQ: the answer to one never goes to the other."""
+    make_keys(tmp_path / "keys", ["gateway", "robot-0"])
+    robots = ZmqServer("tcp://127.0.0.1:*", tmp_path / "keys", apart=True)
+    thinker = LatentEncoder(Scripted)
+    for number in (1, 2):
+        (tmp_path / f"v{number}").write_bytes(bytes([number]))
+        thinker.load(version(number, tmp_path / f"v{number}"), tmp_path / f"v{number}")
+    server = LatentServer("thinker", robots, memory_pair()[0], thinker, tmp_path / "cache", MonotonicClock())
+    lines = [ZmqClient(robots.endpoint, "robot-0", tmp_path / "keys") for _ in range(2)]
+    paths = [RemoteSlowPath(line, MonotonicClock(), can_wait=bool(number)) for number, line in enumerate(lines)]
+    got: list[list[int]] = [[], []]
+    deadline = time.monotonic() + 60
+    while min(map(len, got)) < 50:
+        assert time.monotonic() < deadline, got
+        assert not any("no answer" in path.problem for path in paths)
+        for number, path in enumerate(paths, 1):
+            now = time.monotonic_ns()
+            path.request(smooth(now, 40), (number,))
+            got[number - 1] += [thought.latent.version for thought in path.pop()]
+        time.sleep(0.005)
+        for _ in range(2):
+            server.poll()
+    assert [set(one) for one in got] == [{1}, {2}]
+    for path in paths:
+        path.close()
+    robots.close()
 
 
 def test_nobody_but_robots_is_thought_for(tmp_path: Path) -> None:
