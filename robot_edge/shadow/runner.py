@@ -61,6 +61,8 @@ class ShadowRunner:
         self._slow: SlowPath | None = None
         self._sample: ChunkSample | None = None
         """whose latent is on its way"""
+        self._asked = False
+        """for a sample; one that comes late, beside another one, is left"""
         self._began_ns = self._next_ns = self._reported_ns = 0
         self._report: ShadowReport | None = None
 
@@ -127,9 +129,9 @@ class ShadowRunner:
         assert policy is not None
         assert slow is not None
         now_ns = self._clock.now_ns()
-        if self._sample is None and sample is None:
+        if self._sample is None and (sample is None or not self._asked):
             if now_ns >= self._next_ns and self._inference.send(SampleRequest()):
-                self._next_ns = now_ns + _LOST_NS
+                self._asked, self._next_ns = True, now_ns + _LOST_NS
             return
         if self._sample is None:
             assert sample is not None
@@ -179,7 +181,7 @@ class ShadowRunner:
         return ActionDifference.of(made.actions[decided:], acted.actions[decided:], low, high)
 
     def _rest(self) -> None:
-        self._sample, now_ns = None, self._clock.now_ns()
+        self._sample, self._asked, now_ns = None, False, self._clock.now_ns()
         took_ns = now_ns - self._began_ns
         self._next_ns = now_ns + max(_LEAST_PAUSE_NS, round(took_ns * (1 / _SHARE - 1)))
 
