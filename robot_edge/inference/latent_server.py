@@ -50,6 +50,10 @@ class LatentEncoder:
         """Numbers of the versions that are here, the newest load last."""
         return tuple(version.number for version in self._policies)
 
+    def holds(self, version: PolicyVersion) -> bool:
+        """Whether it is here."""
+        return version in self._policies
+
     def load(self, version: PolicyVersion, path: Path, needed: Collection[int] = ()) -> bool:
         """Take `version`, whose weights lie at `path`, in beside those that are here; the oldest that is not `needed`
         makes room. What is here already is not read again. Weights that cannot be used are logged and change nothing.
@@ -191,8 +195,9 @@ class LatentServer:
     def _follow(self) -> None:
         """Load what has come, and have what is lacking fetched."""
         ready, needed = self.subscriber.ready, self._needed[: self._encoder.most]
-        lacking = [number for number in needed if number in self._offers and number not in self._encoder.versions]
-        if ready is not None and ready[0].number in lacking:
+        offers = {number: self._offers[number].version for number in needed if number in self._offers}
+        lacking = [number for number, version in offers.items() if not self._encoder.holds(version)]
+        if ready is not None and ready[0].number in lacking and ready[0] == offers[ready[0].number]:
             number = ready[0].number
             lacking.remove(number)
             if not self._encoder.load(*ready, needed):
