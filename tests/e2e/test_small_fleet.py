@@ -258,6 +258,13 @@ def test_robots_compute_a_version_that_never_acts(fleet: Job) -> None:
     found = compared()
     assert (found["faults"], found["problems"]) == (0, {})
     assert 0 < found["mean"] <= found["p95"] <= found["most"] <= 1
+    # whoever kills a shadow process ends nothing
+    run(fleet, "versions", "shadow", str(current - 1), "--robot", "robot-0")
+    until("robot-0 compares", lambda: compared()["chunks"] >= 2, lambda: str(compared()))
+    before = compared()["chunks"]
+    fleet.kill(fleet.pid("edge-part", "shadow", "robot-0"))
+    until("it compares again", lambda: compared()["chunks"] >= before + 3, lambda: str(compared()))
+    assert compared()["robots"] == ["robot-0"]
     ended = run(fleet, "versions", "shadow", "0")
     assert "no version is computed" in ended
 
