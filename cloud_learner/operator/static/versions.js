@@ -32,7 +32,7 @@ function shadowText(shadow) {
 
 /** Small shares of a range, which `percent` would round to nothing. */
 function share(value) {
-  return `${(100 * value).toPrecision(2)} %`;
+  return `${(100 * value).toPrecision(2)}%`;
 }
 
 function button(text, kind, run) {
