@@ -21,6 +21,7 @@
     │   └── RobotDisconnectedError  the process that has the driver ended; a new one knows nothing of the running scene
     └── PolicyError
         └── WeightsError       weights that do not match their hash or their network
+            └── HalfLoadedError    they were loaded in part: the policy is neither the old nor the new version
 
 Each message names the thing, the place and the way out.
 """
@@ -130,6 +131,10 @@ class PolicyError(FleetError):
 
 class WeightsError(PolicyError):
     """Weights that do not match their hash or their network."""
+
+
+class HalfLoadedError(WeightsError):
+    """Weights that were loaded in part: the policy is neither the old nor the new version, and must not act."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import ManualClock
 from wire.codec import encode
 from wire.errors import ProtocolError, RejectedError
-from wire.messages.gateway import Hello, HelloAck, VersionAvailable, WeightBytes
+from wire.messages.gateway import Hello, HelloAck, ThinkVersions, VersionAvailable, WeightBytes
 from wire.stop_state import StopState
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Latent, Observation, PolicyVersion
@@ -169,7 +169,8 @@ class ThinkTarget:
         self._server = LatentServer("thinker-0", self._robots, end, encoder, root, self._clock)
         self._end = end
         version = PolicyVersion(1, hashlib.sha256(WEIGHTS).hexdigest(), len(WEIGHTS), 0, 1, 1, 1)
-        for message in (HelloAck("c", 1, 1), VersionAvailable(version, 1), WeightBytes(1, 0, WEIGHTS)):
+        said = HelloAck("c", 1, 1), ThinkVersions((1,)), VersionAvailable(version, 1), WeightBytes(1, 0, WEIGHTS)
+        for message in said:
             self._gateway.send(message)
             self.settle()
 

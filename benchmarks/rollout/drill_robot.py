@@ -89,7 +89,7 @@ class DrillRobot(DrillPeer):
     def on_message(self, message: Message) -> None:
         match message:
             case HelloAck():
-                self._client.set_signing_key(message.signing_key)
+                self._client.check.key = message.signing_key
             case Job():
                 self._job = message
             case VersionAvailable() | Deltas() | WeightBytes():

@@ -57,7 +57,7 @@ class RobotFetcher:
     def poll(self) -> None:
         while (message := self._gateway.recv()) is not None:
             if isinstance(message, HelloAck):
-                self.client.set_signing_key(message.signing_key)
+                self.client.check.key = message.signing_key
             if isinstance(message, VersionAvailable | Deltas | WeightBytes):
                 self.client.handle_message(message)
             else:

@@ -103,6 +103,8 @@ class KnownPeer(msgspec.Struct):
     """gateway time - its time, by the sample that waited least on its way"""
     rejected: bool = False
     """it is not listened to any more"""
+    welcomed: bool = False
+    """it was answered: versions are announced to it, for it knows by which key they are signed"""
 
 
 class KeyMismatch(NamedTuple):

@@ -60,6 +60,7 @@ from wire.messages.gateway import (
     ReintroduceRequest,
     Rejection,
     Segment,
+    ShadowReport,
     TrainerStatus,
     VersionActivated,
     WeightBytes,
@@ -130,24 +131,18 @@ class Gateway:
         on_step_s = self.metrics.commit_s.observe
         self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
         self._intake.storage = self.metrics.storage = self._storage
+        rollout = rollout or RolloutConfig()
         self._versions = VersionService(
-            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout or RolloutConfig()
+            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout, spec
         )
         self._rollout = self._versions.rollout
         self._intake.on_stored = self._rollout.on_segment
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
+        send, announce = self._commands.send, self._versions.announce
         self._dispatcher = Dispatcher(
-            ledger,
-            self._storage,
-            view,
-            tasks,
-            self._commands.send,
-            self._versions.announce,
-            channel.role,
-            wall_ns,
-            clock.now_ns(),
+            ledger, self._storage, view, tasks, send, announce, channel.role, wall_ns, clock.now_ns()
         )
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
         self._versions.follow(self._dispatcher)
@@ -311,6 +306,8 @@ class Gateway:
                 self._dispatcher.clients.forward(message)
             case VersionActivated(robot=robot) if robot == peer:
                 self._versions.note_activation(peer, message, known.offset_ns or 0)
+            case ShadowReport(robot=robot) if robot == peer:
+                self._rollout.on_shadow(message)
             case Heartbeat(sent_ns=sent_ns):
                 known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
                 self._versions.when_received(peer, partial(self._send_hello_ack, peer, sent_ns, now_ns))

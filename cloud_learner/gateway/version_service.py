@@ -28,12 +28,13 @@ from wire.messages.gateway import (
     Publish,
     Published,
     Rejection,
+    ShadowRequest,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
 from wire.task_thread import Task, TaskQueue, TaskThread
-from wire.types import PolicyVersion, Role
+from wire.types import PolicyVersion, RobotSpec, Role
 
 _ANNOUNCEMENTS = 10_000
 _FETCHES_AT_ONCE = 16
@@ -59,6 +60,7 @@ class VersionService:
         clock: Clock,
         refused: Counter[str],
         rollout: RolloutConfig,
+        spec: RobotSpec,
     ) -> None:
         """Asks the ledger for the versions there are. Raises `StorageError`."""
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
@@ -74,8 +76,9 @@ class VersionService:
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
         self.signing_key = weights.signing_key
-        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
-        self.rollout.announce = self.announce
+        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, spec, clock)
+        self.rollout.send, self.rollout.announce = channel.send, self.announce
+        self.rollout.request_shadow = self.request_shadow
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
         self.rollout.evaluators.announce, self.rollout.evaluators.send = self.announce, channel.send
 
@@ -160,14 +163,15 @@ class VersionService:
     # --- out ----------------------------------------------------------------------------------------------------
 
     def announce(self, peer: str, number: int | None) -> None:
-        """Tell `peer` that it is to have a version; None: the one that is for it now."""
+        """Tell `peer` that it is to have a version; None: the one that is for it now. Whoever was not welcomed yet is
+        told then."""
+        if not self._welcomed(peer):
+            return
         pinned = self.pinned_version(peer)
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        # a robot may have a job before it is back
-        role = known.role if (known := self._peers.get(peer)) is not None else Role.edge
-        number = pinned or number or self.rollout.version_for(peer, role)
+        number = pinned or number or self.rollout.version_for(peer, self._peers[peer].role)
         if self._newest is not None and self._newest.version.number == number:
             self._send(peer, self._newest)
         if not number or (self._newest is not None and self._newest.version.number == number):
@@ -195,13 +199,28 @@ class VersionService:
 
         self.tasks.submit(Task(partial(self._weights.is_gone, number), found, partial(self._refuse, peer)))
 
+    def request_shadow(self, robot: str, number: int) -> None:
+        """Have `robot` compute a version without acting by it; 0: none."""
+        if not number:
+            self._channel.send(robot, ShadowRequest(None))
+            return
+
+        def found(offer: VersionOffer | None) -> None:
+            if offer is not None and self._welcomed(robot):
+                self._channel.send(robot, ShadowRequest(_available(offer, self._clock.now_ns())))
+
+        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, robot)))
+
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
+        self._peers[peer].welcomed = True
         self.rollout.forget(peer)
         if role == Role.evaluator:
             self.announce(peer, None)
         elif role in (Role.edge, Role.thinker):
             self.rollout.poll()
+        if self.pinned_version(peer):
+            self.announce(peer, None)
 
     def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
         """Send a part of a version, or say by which deltas it can be had."""
@@ -257,12 +276,18 @@ class VersionService:
         if self._fetching[peer] <= 0:
             del self._fetching[peer]
 
+    def _welcomed(self, peer: str) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and known.welcomed
+
     def _send(self, peer: str, offer: VersionOffer) -> None:
-        version, manifest, signature, delta = offer
+        if not self._welcomed(peer):
+            return  # it was started again meanwhile
+        version = offer.version
         announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
         if len(self._announced_ns) > _ANNOUNCEMENTS:
             self._announced_ns.popitem(last=False)
-        self._channel.send(peer, VersionAvailable(version, announced_ns, manifest, signature, delta))
+        self._channel.send(peer, _available(offer, announced_ns))
 
     def _refuse(self, peer: str, error: Exception) -> None:
         if isinstance(error, StorageError):
@@ -274,3 +299,8 @@ class VersionService:
             raise error
         self._refused[RefusalReason.rejected] += 1
         self._channel.send(peer, Rejection(str(error)))
+
+
+def _available(offer: VersionOffer, announced_ns: int) -> VersionAvailable:
+    version, manifest, signature, delta = offer
+    return VersionAvailable(version, announced_ns, manifest, signature, delta)

@@ -114,6 +114,28 @@ class VersionTransitions:
         del state.history[at:]
         self._follow(now_ns)
 
+    def leave_gone(self, now_ns: int) -> None:
+        """The files of some versions were deleted: nothing is to go by them any more."""
+        state = self.state
+        reason = "its weights are gone."
+        if state.canary and not state.versions[state.canary].has_weights:
+            self.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
+        if state.current and not state.versions[state.current].has_weights and state.previous:
+            self.go_back(state.previous, reason, now_ns)
+        if state.reference and not state.versions[state.reference].has_weights:
+            state.reference, state.line = state.current, None
+            state.decide(DecisionKind.reference, state.current, f"of the reference before it, {reason}", now_ns)
+        if state.shadow and not state.versions[state.shadow].has_weights:
+            state.decide(DecisionKind.withdrawn, state.shadow, f"no shadow any more: {reason}", now_ns)
+            state.shadow, state.shadow_robots = 0, []
+        for robot, pin in list(state.pins.items()):
+            if not state.versions[pin].has_weights:
+                del state.pins[robot]
+                state.decide(
+                    DecisionKind.withdrawn, pin, f"not pinned to '{robot or 'all robots'}' now: {reason}", now_ns
+                )
+        self.divide()
+
     def _follow(self, now_ns: int) -> None:
         """Another version is current."""
         state, config = self.state, self.config

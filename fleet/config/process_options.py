@@ -259,6 +259,14 @@ class TryPolicyOptions(ProcessOptions):
 class ThinkServerOptions(ClientOptions):
     port: Port = THINK_PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    versions: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Most versions to think with at once, each with a policy's memory: what is current, tried, the "
+            "reference, pinned or a shadow, and one more, so that robots switch without a gap.",
+        ),
+    ] = 4
     overrides: Annotated[Overrides, POLICY] = NOTHING
 
 
@@ -347,7 +355,7 @@ class EdgeOptions(ClientOptions):
 class EdgePartOptions(EdgeOptions):
     """Of one process of a robot."""
 
-    part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")]
+    part: Annotated[str, typer.Argument(help="robot, control, inference, shadow, thinker or uplink")]
     run_dir: Annotated[Path, typer.Option(hidden=True)]
 
 

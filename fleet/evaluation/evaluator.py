@@ -21,6 +21,7 @@ from hal.safety.rest import rest_action
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
+from robot_edge.inference.verified_load import load_verified
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
 from wire.errors import ConfigError, RejectedError
@@ -152,7 +153,7 @@ class Evaluator:
         self.done = False
         hello = Hello(name, Role.evaluator, clock_name(), 0, spec=robot.spec, tasks=tasks)
         self.subscriber = WeightSubscriber(
-            hello, gateway, weights, clock, wants=self._wants, remind=self._remind, on_evaluate=self._on_evaluate
+            hello, gateway, weights, clock, take=self._take, wants=self._wants, remind=self._remind
         )
 
     def step(self) -> None:
@@ -179,18 +180,21 @@ class Evaluator:
     def _remind(self) -> Message | None:
         return self._only if self.subscriber.ready is None else None
 
-    def _on_evaluate(self, asked: Evaluate) -> None:
+    def _take(self, asked: Message) -> bool:
         """The gateway waits for this, and no longer for what it asked for before."""
+        if not isinstance(asked, Evaluate):
+            return False
         last, now = self._answer, self._now
         if self._only is not None or (now is not None and _same(asked, now)):
-            return
+            return True
         if last is not None and _same(asked, last):
             # it was lost on its way
             self._gateway.send(last)
-            return
+            return True
         self._asked = asked
         if now is not None and now.label == GATE:
             self._now = None
+        return True
 
     def _begin(self) -> None:
         ready, now_ns = self.subscriber.ready, self._clock.now_ns()
@@ -206,7 +210,7 @@ class Evaluator:
             asked = Evaluate(version.number, self._config.episodes, self._config.first_seed, "cadence")
         if asked is None or version.number != asked.number:
             return
-        self._policy.load(path.read_bytes(), version.number)
+        load_verified(self._policy, version, path)
         self._chunks.select(self._policy.trained)
         if self._chunks.refused:
             raise ConfigError(self._chunks.refused)

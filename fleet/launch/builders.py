@@ -187,9 +187,10 @@ def run_think_server(options: ThinkServerOptions) -> None:
     limit_threads()
     recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
     shutdown = ShutdownSignal()
-    robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
+    # A robot's shadow connects by the robot's key.
+    robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER, apart=True)
     with gateway_channel(options, THINKER) as channel:
-        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()), options.versions)
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
         while not (shutdown.requested or server.subscriber.stopping):

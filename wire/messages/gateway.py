@@ -16,6 +16,9 @@ from wire.messages.versions import FetchDeltas as FetchDeltas
 from wire.messages.versions import FetchWeights as FetchWeights
 from wire.messages.versions import Publish as Publish
 from wire.messages.versions import Published as Published
+from wire.messages.versions import ShadowReport as ShadowReport
+from wire.messages.versions import ShadowRequest as ShadowRequest
+from wire.messages.versions import ThinkVersions as ThinkVersions
 from wire.messages.versions import VersionActivated as VersionActivated
 from wire.messages.versions import VersionAvailable as VersionAvailable
 from wire.messages.versions import WeightBytes as WeightBytes

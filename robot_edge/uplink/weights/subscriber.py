@@ -9,7 +9,7 @@ from pathlib import Path
 from robot_edge.uplink.weights.client import WeightClient
 from wire.clock import Clock
 from wire.messages import Message
-from wire.messages.gateway import Deltas, Evaluate, Hello, HelloAck, Stop, VersionAvailable, WeightBytes
+from wire.messages.gateway import Deltas, Hello, HelloAck, Stop, VersionAvailable, WeightBytes
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
 from wire.types import PolicyVersion
@@ -30,21 +30,22 @@ class WeightSubscriber:
         weights: Path,
         clock: Clock,
         *,
+        keep: int = 3,
+        take: Callable[[Message], bool] = lambda message: False,
         wants: Callable[[PolicyVersion], bool] = lambda version: True,
         remind: Callable[[], Message | None] = lambda: None,
-        on_evaluate: Callable[[Evaluate], object] = lambda asked: None,
     ) -> None:
-        """`hello`: what the process is; `weights`: a directory for the newest files.
+        """`hello`: what the process is; `weights`: a directory for the `keep` newest files.
 
-        `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything;
-        `on_evaluate`: what to do when it is to measure one.
+        `take`: whether somebody else handles a message; `wants`: whether an announced version is of interest; `remind`:
+        what to say with every heartbeat, if anything.
         """
         self.session = GatewaySession(gateway, hello, clock)
         self.stopping = False
         self._name = f"{hello.role} '{hello.name}'"
         self._gateway = gateway
-        self._wants, self._remind, self._on_evaluate = wants, remind, on_evaluate
-        self._client = WeightClient(weights, gateway, clock)
+        self._take, self._wants, self._remind = take, wants, remind
+        self._client = WeightClient(weights, gateway, clock, keep)
         self._client.check.spec_hash = hello.spec.hash if hello.spec is not None else ""
 
     @property
@@ -52,21 +53,30 @@ class WeightSubscriber:
         """The newest version that is here, whole and checked, and its file."""
         return self._client.ready
 
+    @property
+    def fetching(self) -> int:
+        """The version that is under way, 0: none."""
+        return self._client.fetching
+
+    def fetch(self, offer: VersionAvailable) -> None:
+        """Have this version next; `ready` says when it is here."""
+        self._client.handle_message(offer)
+
     def poll(self) -> None:
         """Handle what is new, ask again for what did not come, and keep the connection."""
         while (message := self._gateway.recv()) is not None:
+            if self._take(message):
+                continue
             match message:
                 case VersionAvailable(version=version) if not self._wants(version):
                     pass
                 case VersionAvailable() | Deltas() | WeightBytes():
                     self._client.handle_message(message)
-                case Evaluate():
-                    self._on_evaluate(message)
                 case Stop():
                     self.stopping = True
                 case _:
                     if isinstance(message, HelloAck):
-                        self._client.set_signing_key(message.signing_key)
+                        self._client.check.key = message.signing_key
                     if not self.session.handle_message(message):
                         log.warning("%s does not understand %s.", self._name, type(message).__name__)
         self._client.poll()

@@ -38,6 +38,7 @@ EdgeStatus        x x . . . . . . . . .
 Preview           x x . . . . . . . . .
 EdgeEvent         x x . . . . . . . . .
 VersionActivated  x x . . . . . . . . .
+ShadowReport      x . . . . . . . . . .
 FetchWeights      x . . x x x . . . . .
 FetchDeltas       x . . x x . . . . . .
 Publish           . . x . . . . . . . .

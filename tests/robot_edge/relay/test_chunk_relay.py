@@ -41,7 +41,7 @@ class Site:
             for number, ((_, channel), link) in enumerate(zip(self.lines, self.links, strict=True))
         ]
         for client in self.clients:
-            client.set_signing_key(self.signer.public)
+            client.check.key = self.signer.public
 
     def publish(self, number: int, size: int) -> PolicyVersion:
         data = self.versions[number] = samples.weights(number, size)
@@ -167,19 +167,3 @@ def test_what_is_no_question_for_a_chunk_is_refused(tmp_path: Path) -> None:
         site.links[0].send(good)
     site.relay.poll()
     assert site.relay.refused["too_often"] > 100, "what one robot waits for is bounded"
-
-
-def test_what_is_announced_before_the_gateway_said_its_key_waits_for_that_and_comes_by_the_relay(
-    tmp_path: Path,
-) -> None:
-    site = Site(tmp_path, 2, bytes_per_s=1e7)
-    for client in site.clients:
-        client.set_signing_key(b"")
-    site.publish(1, 3 * CHUNK_BYTES)
-    for _ in range(20):
-        site.tick()
-    assert all(client.fetched_bytes == 0 for client in site.clients)
-    for client in site.clients:
-        client.set_signing_key(site.signer.public)
-    site.run(30)
-    assert site.relay.served_bytes == 2 * 3 * CHUNK_BYTES

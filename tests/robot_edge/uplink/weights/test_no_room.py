@@ -149,7 +149,7 @@ def test_a_version_whose_manifest_does_not_fit_is_not_fetched(
     good = Manifest(version_of(1, data), hash_bytes(data), spec_hash=SPEC.hash)
     manifest = msgspec.msgpack.encode(msgspec.structs.replace(good, **change))
     client: WeightClient = fleet.client
-    client.set_signing_key(signer.public)
+    client.check.key = signer.public
     client.handle_message(VersionAvailable(good.version, 1, manifest, signer.sign(manifest)))
     assert re.search(says, client.fault) and client.refused["manifest"] == 1
     assert client._wanted is None
