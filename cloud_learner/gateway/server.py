@@ -42,6 +42,7 @@ from wire.codec import Undecoded, decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError
 from wire.identity.permissions import MAY_SEND, Port
 from wire.identity.refusals import RefusalReason
+from wire.identity.sealing import SealOpener
 from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response
 from wire.messages.gateway import (
@@ -59,6 +60,7 @@ from wire.messages.gateway import (
     Publish,
     ReintroduceRequest,
     Rejection,
+    SealedSegment,
     Segment,
     TrainerStatus,
     VersionActivated,
@@ -78,7 +80,7 @@ _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
 _LOOK_S, _LONGEST_LOOK_S, _LOOK_REST = 0.005, 0.05, 10
 """between two looks at all robots: so many times as long as one took"""
-_UNDECODED = frozenset({Segment})
+_UNDECODED: frozenset[type[Message]] = frozenset({Segment, SealedSegment})
 _TOO_OFTEN = "this key asks for more than people do. Wait a moment, and ask again."
 _PREVIEWS_PER_S = 200
 """pictures for people, of all robots together: each costs the loop as much as a status"""
@@ -108,10 +110,11 @@ class Gateway:
         wall_ns: Callable[[], int] = time.time_ns,
         stops: StopServer | None = None,
         rollout: RolloutConfig | None = None,
+        seals: SealOpener | None = None,
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest.
-        `rollout`: how new versions come to act on all robots.
+        `rollout`: how new versions come to act on all robots; `seals`: as of `StorageThread`.
 
         Goes on where the last gateway was, from the ledger. Raises `StorageError`.
         """
@@ -128,7 +131,8 @@ class Gateway:
         """rings when there is something to do that no channel tells of"""
         self._intake = SegmentIntake(channel, self._peers, view, self.metrics, clock, self.refused)
         on_step_s = self.metrics.commit_s.observe
-        self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
+        told = self._intake.on_answer, self._on_storage_fault, on_step_s
+        self._storage = StorageThread(ledger, ingest, *told, seals, self._intake.offset_ns)
         self._intake.storage = self.metrics.storage = self._storage
         self._versions = VersionService(
             channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout or RolloutConfig()
@@ -138,30 +142,12 @@ class Gateway:
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
-        self._dispatcher = Dispatcher(
-            ledger,
-            self._storage,
-            view,
-            tasks,
-            self._commands.send,
-            self._versions.announce,
-            channel.role,
-            wall_ns,
-            clock.now_ns(),
-        )
+        ways = self._commands.send, self._versions.announce, channel.role
+        self._dispatcher = Dispatcher(ledger, self._storage, view, tasks, *ways, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
         self._versions.pinned_version = self._dispatcher.pinned_version
-        self._introductions = Introductions(
-            channel,
-            self._peers,
-            view,
-            spec,
-            clock,
-            self.refused,
-            self._told,
-            self._dispatcher.task_mismatch,
-            self._clocks.forget,
-        )
+        calls = self._dispatcher.task_mismatch, self._clocks.forget
+        self._introductions = Introductions(channel, self._peers, view, spec, clock, self.refused, self._told, *calls)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
         view.on_command = self.wakeup.ring

@@ -39,9 +39,10 @@ that no message has, and is encoded anew"""
 
 
 class ReceivedSegment(NamedTuple):
-    """A segment that an authenticated robot sent."""
+    """A segment that an authenticated robot sent, or sealed."""
 
     peer: str
+    """the robot"""
     segment: Segment
     received_ns: int
     """by the gateway's clock"""
@@ -49,6 +50,8 @@ class ReceivedSegment(NamedTuple):
     """what it came as, b'': nobody knows"""
     offset_ns: int = 0
     """the gateway's time minus the robot's"""
+    relay: str = ""
+    """that brought it, '': the robot itself did"""
 
 
 class IngestOutcome(StrEnum):
