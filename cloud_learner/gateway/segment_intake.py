@@ -10,7 +10,7 @@ from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.gateway.metrics import GatewayMetrics
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, event_budget
 from cloud_learner.gateway.storage.credit import credit_bytes
-from cloud_learner.gateway.storage.ingest import IngestOutcome
+from cloud_learner.gateway.storage.ingest import KNOWN, IngestOutcome
 from cloud_learner.gateway.storage.storage_thread import SegmentAnswer, StorageThread
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
@@ -103,7 +103,7 @@ class SegmentIntake:
             self._channel.send(peer, Ack((segment.id,), credit_bytes=self.credit_bytes))
 
         # Counted before it is acknowledged: what is not counted yet when this process dies comes again.
-        duplicate = result.outcome == IngestOutcome.duplicate
+        duplicate = result.outcome in KNOWN
         now_ns = self._clock.now_ns()
         self.dispatcher.on_segment_stored(segment, result.human_steps, duplicate, now_ns, acknowledge)
         if duplicate:

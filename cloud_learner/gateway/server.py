@@ -25,6 +25,7 @@ from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.dispatch.notes import Note
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
+from cloud_learner.gateway.held_pictures import HeldPictures
 from cloud_learner.gateway.introductions import Introductions
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics
 from cloud_learner.gateway.peer_clock import PeerClocks
@@ -51,11 +52,13 @@ from wire.messages.gateway import (
     Evaluate,
     Evaluation,
     FetchDeltas,
+    FetchPictures,
     FetchWeights,
     Heartbeat,
     Hello,
     HelloAck,
     OperatorCommand,
+    PicturesGone,
     Preview,
     Publish,
     ReintroduceRequest,
@@ -134,6 +137,7 @@ class Gateway:
         told = self._intake.on_answer, self._on_storage_fault, on_step_s
         self._storage = StorageThread(ledger, ingest, *told, seals, self._intake.offset_ns)
         self._intake.storage = self.metrics.storage = self._storage
+        self._pictures = HeldPictures(channel, self._peers, ledger, self._storage, clock)
         self._versions = VersionService(
             channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout or RolloutConfig()
         )
@@ -198,6 +202,7 @@ class Gateway:
             self._add_event(name, "refused", reason)
         self._dispatcher.poll(self._clock.now_ns())
         self._rollout.poll()
+        self._pictures.poll()
 
     def _slice(self) -> Iterator[None]:
         """So many turns as people can wait for; in one thread as many, however fast this computer is."""
@@ -308,6 +313,8 @@ class Gateway:
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
+            case FetchPictures() | PicturesGone():
+                self._pictures.handle_message(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
             case WeightBytes():

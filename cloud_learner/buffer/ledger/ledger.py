@@ -186,6 +186,15 @@ class Ledger(Database):
             time.sleep(min(time.monotonic() - began, _PAUSE_S))
             yield found
 
+    # pictures that relays hold back
+    complete_segment = _writes_own(ledger_shards.complete_segment)
+    ask_pictures = _writes(ledger_shards.ask_pictures)
+    ask_episodes = _writes(ledger_shards.ask_episodes)
+    note_pictures_gone = _writes(ledger_shards.note_pictures_gone)
+    wanted_pictures = _reads(ledger_shards.wanted_pictures)
+    held_rows = _reads(ledger_shards.held_rows)
+    held_counts = _reads(ledger_shards.held_counts)
+
     # forgetting and damage
     damaged_segments = _reads(ledger_segments.damaged_segments)
     kept_episodes = _reads(ledger_segments.kept_episodes)

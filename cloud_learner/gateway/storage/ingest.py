@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps, segment_bytes
+from cloud_learner.buffer.ledger.engine import LedgerBusyError
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.quarantine import OF_CONTENT, QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore, canonical
@@ -23,6 +24,7 @@ from cloud_learner.provenance.provenance import Doubt, Provenance, no_teaching
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
+from wire.identity.sealing import held_cameras, without_pictures
 from wire.messages.gateway import Segment
 from wire.transport.keys import Teaching
 from wire.types import RobotSpec
@@ -60,9 +62,15 @@ class IngestOutcome(StrEnum):
     stored = "stored"
     duplicate = "duplicate"
     """it was stored before"""
+    completed = "completed"
+    """it was stored before, without pictures that came with it this time"""
     quarantined = "quarantined"
     retry = "retry"
     """it cannot be stored now"""
+
+
+KNOWN = (IngestOutcome.duplicate, IngestOutcome.completed)
+"""of what was stored before"""
 
 
 class IngestResult(msgspec.Struct, frozen=True):
@@ -155,7 +163,7 @@ class Ingest:
             result = self.accept(entry.robot, segment, received_ns)
         finally:
             self._overruled = frozenset()
-        if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+        if result.outcome in (IngestOutcome.stored, *KNOWN):
             detail = f"{segment.id} was admitted by {author or 'somebody'}: {entry.reason}"
             self._ledger.add_event(self._clock.now_ns(), entry.robot, "quarantine", detail)
             self._store.quarantine.remove(name)
@@ -206,6 +214,7 @@ class Ingest:
                 [(one.received.segment, one.received.received_ns) for one in some],
                 self._clock.now_ns(),
                 [one.record for one in some],
+                {one.received.segment.id: one.received.relay for one in some},
             )
         except Exception as error:  # noqa: BLE001 - each is tried by itself
             for one in some:
@@ -231,7 +240,7 @@ class Ingest:
     def _with_episode(self, received: ReceivedSegment, result: IngestResult) -> IngestResult:
         """With what is to be known of an episode that has ended. If that cannot be read now, its last segment has to
         come again."""
-        ended = received.segment.last and result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate)
+        ended = received.segment.last and result.outcome in (IngestOutcome.stored, *KNOWN)
         if not ended:
             return result
         try:
@@ -257,7 +266,7 @@ class Ingest:
                 return IngestResult(IngestOutcome.quarantined, reason)
         # what nobody thought of is traced, and the others are served
         trace = None if isinstance(error, StorageError) else error
-        pending = isinstance(error, HistoryPendingError)
+        pending = isinstance(error, HistoryPendingError | LedgerBusyError)
         level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
@@ -298,7 +307,26 @@ class Ingest:
             if hashlib.sha256(record()).hexdigest() == sha256:
                 self._histories.note_stored(segment)
                 return IngestResult(IngestOutcome.duplicate)
-        raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+        return IngestResult(self._compare_pictures(canonical(segment, spec), spec))
+
+    def _compare_pictures(self, segment: Segment, spec: RobotSpec) -> IngestOutcome:
+        """The same but for pictures, which were held back when it was stored, or are this time: what came is stored.
+
+        Raises `InvalidDataError` where anything else differs, `LedgerBusyError` when it has to come again later."""
+        known = self._ledger.segment(segment.id)
+        before = self._store.read([known.row]).segments.get(known.row) if known is not None else None
+        others = InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+        if known is None or before is None or not (held_cameras(before) or held_cameras(segment)):
+            raise others
+        if codec.encode(without_pictures(before)) != codec.encode(without_pictures(segment)):
+            raise others
+        came = {name: segment.frames[name] for name in held_cameras(before) if not segment.frames[name].sha256}
+        if not came:
+            return IngestOutcome.duplicate
+        check_frames(segment, spec, None, _DECODED)
+        whole = msgspec.structs.replace(before, frames={**before.frames, **came})
+        self._store.complete(known.row, whole, self._clock.now_ns())
+        return IngestOutcome.completed
 
 
 class _Checked(NamedTuple):

@@ -21,7 +21,7 @@ from cloud_learner.gateway.storage.credit import ONE_PEER_BYTES, QUEUE_BYTES
 from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome, IngestResult, ReceivedSegment
 from wire.codec import decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError, StorageError
-from wire.identity.sealing import SealOpener
+from wire.identity.sealing import SealOpener, held_cameras
 from wire.messages.gateway import SealedSegment, Segment
 from wire.task_thread import TaskThread
 
@@ -231,11 +231,10 @@ class StorageThread(TaskThread):
                     found = self._seals.open(found)
                 if not isinstance(found, Segment):
                     raise ProtocolError(f"a {type(found).__name__} that says to be a segment.")
+                received.append(self._received(one, found, by_relay=bool(refused)))
+                answers.append(None)
             except (ProtocolError, MessageTooLargeError) as error:
                 answers.append(SegmentAnswer(one.peer, len(one.data), invalid=error, refused=refused))
-            else:
-                answers.append(None)
-                received.append(self._received(one, found, by_relay=bool(refused)))
         try:
             results: Iterator[IngestResult] = iter(self._ingest.accept_all(received))
         except Exception:
@@ -261,6 +260,8 @@ class StorageThread(TaskThread):
     def _received(self, one: _WaitingSegment, segment: Segment, by_relay: bool) -> ReceivedSegment:
         """As if it had come from its robot itself, whoever brought it."""
         if not by_relay:
+            if held_cameras(segment):
+                raise ProtocolError(f"segment {segment.id[:200]!r} came without pictures, and not by a relay.")
             return ReceivedSegment(one.peer, segment, one.received_ns, one.data, one.offset_ns)
         robot = segment.episode.robot
         return ReceivedSegment(robot, segment, one.received_ns, offset_ns=self._offset_ns(robot), relay=one.peer)
