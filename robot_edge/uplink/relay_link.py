@@ -40,9 +40,13 @@ class RelayLink:
     @property
     def open(self) -> bool:
         """Whether segments are likely to be taken in now."""
-        now_ns = self._clock.now_ns()
-        heard = self._session.accepted and now_ns - self._heard_ns < SILENT_AFTER_S * 1e9
-        return heard and self.credit_bytes > 0 and now_ns >= self._rests_ns
+        heard = self._session.accepted and self._clock.now_ns() - self._heard_ns < SILENT_AFTER_S * 1e9
+        return heard and self.credit_bytes > 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is left out, as long as there is another way."""
+        return self._clock.now_ns() < self._rests_ns
 
     def begin(self) -> None:
         """Segments go this way from now on."""
@@ -59,7 +63,7 @@ class RelayLink:
 
     def leave(self) -> None:
         """It is silent, or says that it takes nothing."""
-        if self._clock.now_ns() >= self._rests_ns:
+        if not self.rests:
             self._rest("is silent" if self.credit_bytes else "takes nothing")
 
     def acknowledged(self, message: Ack) -> tuple[str, ...]:
@@ -117,8 +121,9 @@ class UploadRoute:
             relay.poll()
             if self.by_relay:
                 relay.check(self._sender.bytes_under_way)
-            if self.by_relay != relay.open:
-                self._switch(relay)
+            by_relay = relay.open and not (relay.rests and self._link.open)
+            if self.by_relay != by_relay:
+                self._switch(relay, by_relay)
             if self.by_relay:
                 self._sender.on_credit(relay.credit_bytes)
         if self.by_relay or self._link.open:
@@ -135,11 +140,11 @@ class UploadRoute:
         if not self.by_relay:
             self._sender.on_credit(credit_bytes)
 
-    def _switch(self, relay: RelayLink) -> None:
-        self.by_relay = relay.open
-        if self.by_relay:
+    def _switch(self, relay: RelayLink, by_relay: bool) -> None:
+        self.by_relay = by_relay
+        if by_relay:
             relay.begin()
         else:
             relay.leave()
         # What was under way on the other way is sent again, and stored once.
-        self._sender.on_connected(relay if self.by_relay else self._gateway)
+        self._sender.on_connected(relay if by_relay else self._gateway)

@@ -78,7 +78,7 @@ def test_the_learner_asks_for_what_it_would_draw_and_draws_it_then(site: Site) -
         assert not any(site.pictures(alone))
         dataset.refresh()
         batch = dataset.next()
-        assert set(list(batch["tick"])) <= set(range(4, 8))
+        assert set(batch["tick"].tolist()) <= set(range(4, 8))
 
 
 def test_pictures_that_the_relay_had_no_room_for_are_said_to_be_gone(tmp_path: Path) -> None:
