@@ -96,6 +96,7 @@ class SiteRelay:
         if uploads is None:
             return text
         spool, line = uploads.spool, "" if self.heard else "; the gateway is silent"
+        line += f"; nothing can be stored now: {uploads.fault}" if uploads.fault else ""
         text += f"; segments: {uploads.taken} taken, {uploads.sent} brought, {spool.index.segments} wait"
         text += f" ({spool.index.size / 1e6:.1f} MB), of {spool.held} pictures are held back"
         refused = f", {spool.refused} are not believed" if spool.refused else ""

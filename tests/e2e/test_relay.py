@@ -11,7 +11,8 @@ import pytest
 from tests.e2e.relay_site import RELAY, Site
 from wire.codec import decode, encode
 from wire.identity.refusals import RefusalReason
-from wire.messages.gateway import SealedSegment, Segment
+from wire.messages import Message
+from wire.messages.gateway import Ack, Heartbeat, Hello, HelloAck, SealedSegment, Segment
 
 WHOLE = {f"robot-0-boot-{number:06d}": [0, 1] for number in (1, 2)}
 
@@ -213,3 +214,75 @@ def test_a_full_relay_takes_nothing_and_robots_send_to_the_gateway(tmp_path: Pat
     assert sorted(site.stored(robot)) == ids and all(found == [0, 1] for found in site.stored(robot).values())
     assert site.spool.size == 0
     site.close()
+
+
+def test_a_full_disk_takes_nothing_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot = site.robot("robot-0")
+    site.pass_time(2)
+    site.gateway_port.cut = {RELAY}
+    robot.record()
+    site.pass_time(2)
+    pages = site.spool._db.execute("PRAGMA page_count").fetchone()[0]
+    site.spool._db.execute(f"PRAGMA max_page_count = {pages}")
+    monkeypatch.setattr(site.spool, "has_room_again", lambda: False)
+    ids = [robot.record() for _ in range(10)]
+    site.pass_time(12)
+    assert site.relay.uploads is not None and "the disk is full" in site.relay.uploads.fault
+    assert "nothing can be stored now" in site.relay.progress()
+    assert len(robot.uplink.spool) == 0, "what it did not take went to the gateway"
+    site.gateway_port.cut = set()
+    site.spool._db.execute("PRAGMA max_page_count = 1000000")
+    monkeypatch.undo()
+    site.pass_time(10)
+    assert site.relay.uploads.fault == "" and site.spool.size == 0
+    stored = site.stored(robot)
+    assert sorted(stored) == ["robot-0-boot-000001", *ids] and set(map(tuple, stored.values())) == {(0, 1)}
+
+
+class OtherRelay:
+    """Keeps what `Site` asks of a relay; says whatever it likes."""
+
+    def __init__(self, site: Site, credit_bytes: int, says: Message | None = None) -> None:
+        self._site, self._credit_bytes, self._says = site, credit_bytes, says
+        self.came: list[str] = []
+
+    def poll(self) -> None:
+        while (received := self._site.relay_port.recv()) is not None:
+            robot, message = received
+            if isinstance(message, SealedSegment):
+                self.came.append(message.id)
+            elif isinstance(message, Hello | Heartbeat):
+                now_ns = self._site.clock.now_ns()
+                answer = HelloAck("r", now_ns, message.sent_ns, credit_bytes=self._credit_bytes)
+                for word in filter(None, (answer, self._says)):
+                    self._site.relay_port.send(robot, word)
+
+    def close(self) -> None:
+        """It has nothing."""
+
+
+def test_a_relay_that_swallows_what_it_is_sent_is_left_out(site: Site) -> None:
+    site.relay.close()
+    site.relay = swallows = OtherRelay(site, 1_000_000)  # type: ignore[assignment]
+    robot = site.robot("robot-0")
+    site.pass_time(3)
+    robot.record()
+    site.pass_time(10)
+    assert swallows.came and site.stored(robot) == {} and len(robot.uplink.spool) == 2
+    site.pass_time(20)
+    assert site.stored(robot) == {"robot-0-boot-000001": [0, 1]} and len(robot.uplink.spool) == 0
+
+
+def test_a_relay_cannot_have_a_robot_forget_what_it_was_not_sent(site: Site) -> None:
+    site.relay.close()
+    lie = Ack(("robot-0-boot-000001/0", "robot-0-boot-000001/1"), credit_bytes=0)
+    site.relay = OtherRelay(site, 0, lie)  # type: ignore[assignment]
+    robot = site.robot("robot-0")
+    site.pass_time(2)
+    site.cut_uplink()
+    robot.record()
+    site.pass_time(3)
+    assert len(robot.uplink.spool) == 2
+    site.mend_uplink()
+    site.pass_time(5)
+    assert site.stored(robot) == {"robot-0-boot-000001": [0, 1]}
