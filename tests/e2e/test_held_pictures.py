@@ -114,18 +114,6 @@ def test_pictures_are_asked_for_again_by_whoever_is_there_next(site: Site) -> No
     assert whole(site, taught) and site.ledger.held_counts() == {}
 
 
-def test_what_is_moved_just_now_comes_again_later(site: Site) -> None:
-    robot = site.robot("robot-0")
-    taught = robot.record()
-    site.pass_time(5)
-    site.ledger.ask_episodes(None, human=False)
-    with site.ledger.exclusive():
-        site.pass_time(6)
-        assert not any(site.pictures(taught))
-    site.pass_time(15)
-    assert whole(site, taught)
-
-
 def test_what_came_without_pictures_and_comes_whole_from_its_robot_is_completed(site: Site) -> None:
     """The relay's word that it has a segment was lost, and the robot sends it to the gateway."""
     robot = site.robot("robot-0")

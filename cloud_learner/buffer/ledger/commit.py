@@ -20,7 +20,7 @@ from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, largest_lag, summarise_control
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import unknown_spec
-from cloud_learner.buffer.ledger.rows import HeldState, Journaled
+from cloud_learner.buffer.ledger.rows import HeldBy, HeldState, Journaled
 from wire.errors import InvalidDataError
 from wire.identity.sealing import held_cameras
 from wire.messages.gateway import Segment
@@ -28,7 +28,7 @@ from wire.types import Episode
 
 log = logging.getLogger(__name__)
 _s, _e = tables.segments.c, tables.episodes.c
-_NO_RELAYS: Mapping[str, str] = {}
+_NOTHING_HELD: Mapping[str, HeldBy] = {}
 _MAX_INDEX = 2**31 - 1
 _FACTS = Episode.__struct_fields__
 
@@ -76,10 +76,10 @@ def commit_segments(
     gateway: int,
     segments: Sequence[tuple[Segment, Journaled, int]],
     committed_ns: int,
-    relays: Mapping[str, str] = _NO_RELAYS,
+    held: Mapping[str, HeldBy] = _NOTHING_HELD,
 ) -> list[int | None]:
     """Enter segments whose records are on disk of a `gateway`, each with where it lies and when it was received, and
-    what they add to their episodes; their rows, None for one whose id was there. `relays`: by id, who holds back the
+    what they add to their episodes; their rows, None for one whose id was there. `held`: by id, who holds back the
     pictures of some.
 
     The work does not grow with the number of episodes, nor with their length. Raises `InvalidDataError`, with none
@@ -95,13 +95,13 @@ def commit_segments(
     ]
     for robot, tally in added.items():
         connection.execute(_TALLY[connection.dialect.name], {"robot": robot, **tally})
-    held = [
-        {"row": row, "relay": relays.get(segment.id, ""), "state": HeldState.held}
+    kept_back = [
+        {"row": row, "state": HeldState.held, **held.get(segment.id, HeldBy())._asdict()}
         for row, (segment, _, _) in zip(rows, segments, strict=True)
         if row is not None and held_cameras(segment)
     ]
-    if held:
-        connection.execute(sa.insert(tables.held_pictures), held)
+    if kept_back:
+        connection.execute(sa.insert(tables.held_pictures), kept_back)
     return rows
 
 

@@ -44,10 +44,6 @@ _POLL_S = 0.02
 _LOCK_SPACE, _WRITING, _EXCLUSIVE = 0x564C4146, 1, 2
 
 
-class LedgerBusyError(StorageError):
-    """Somebody seals, prunes, compacts or repairs: what needs the same waits, or is done later."""
-
-
 class Database:
     """A ledger's database. Nothing is opened before its first use; for several threads."""
 
@@ -139,7 +135,7 @@ class Database:
     def exclusive(self, wait_s: float = 10.0) -> Iterator[None]:
         """Held by whoever seals, prunes, compacts or repairs: one thread of one process. Others write meanwhile.
 
-        Not to be entered twice. Raises `LedgerBusyError` when somebody else still holds it after `wait_s`.
+        Not to be entered twice. Raises `StorageError` when somebody else still holds it after `wait_s`.
         """
         if self.read_only:
             raise NotWritableError(f"ledger {self.location} was opened for reading only.")
@@ -193,8 +189,8 @@ class Database:
                 if not connection.scalar(sa.select(sa.func.pg_advisory_unlock(*keys))):
                     raise StorageError(f"ledger {self.location}: its exclusive lock was lost while it was needed.")
 
-    def _held(self, holder: str) -> LedgerBusyError:
-        return LedgerBusyError(
+    def _held(self, holder: str) -> StorageError:
+        return StorageError(
             f"ledger {self.location}: {holder} seals, prunes, compacts or repairs it, as a gateway or a `vla-fleet "
             "buffer` command does. Try again when that is done."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,15 @@ def insert_new(connection: sa.Connection, table: sa.Table, **values: Any) -> boo
     """Enter a row; False if there was one of its keys, which stays as it is."""
     row = insert_into(connection, table).values(**values).on_conflict_do_nothing()
     return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+class HeldBy(NamedTuple):
+    """Who holds back pictures of a segment."""
+
+    relay: str = ""
+    """'': nobody knows"""
+    body: str = ""
+    """sha256 of what the robot sealed: the same whenever it is brought, '' when nobody knows"""
 
 
 class HeldState(StrEnum):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import count_up, read_meta, spec, write_meta
-from cloud_learner.buffer.ledger.rows import HeldState, Journaled, ShardRow, Waiting, columns_of, rows_of
+from cloud_learner.buffer.ledger.rows import HeldBy, HeldState, Journaled, ShardRow, Waiting, columns_of, rows_of
 from wire.errors import InvalidDataError, StorageError
 from wire.types import EpisodeSource
 
@@ -63,15 +63,17 @@ def commit_shard(
     _set_shard(connection, spec_hash, number, state="sealed", record_bytes=record_bytes, bytes=bytes, sha256=sha256)
 
 
-def move_segments(connection: sa.Connection, number: int, offsets: Mapping[int, int]) -> int:
-    """Have segments lie in a sealed shard of their spec from now on, at these offsets by row; how many moved.
+def move_segments(connection: sa.Connection, number: int, places: Mapping[int, tuple[int, int]]) -> int:
+    """Have segments lie in a sealed shard of their spec from now on, by row (offset, bytes); how many moved.
 
-    Those that were pruned or marked as damaged meanwhile are left out.
+    Those that were pruned or marked as damaged meanwhile are left out; so are those whose pictures have come meanwhile:
+    what was written is not their record any more, which is longer.
     """
-    rows = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(list(offsets)), ~_s.damaged)))
+    query = sa.select(_s.row, _s.bytes).where(_s.row.in_(list(places)), ~_s.damaged)
+    rows = [row for row, size in connection.execute(query) if size == places[row][1]]
     if rows:
         _count_live(connection, rows, -1)
-        connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": offsets[row]} for row in rows])
+        connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": places[row][0]} for row in rows])
         _count_live(connection, rows, +1)
     return len(rows)
 
@@ -191,7 +193,7 @@ def _unsealed_of(gateway: int) -> sa.Exists:
 def complete_segment(connection: sa.Connection, gateway: int, row: int, at: Journaled, now_ns: int) -> None:
     """A segment whose pictures were held back lies at `at` from now on, with them, in the journal of `gateway`.
 
-    Raises `InvalidDataError` if it is gone. For the holder of `exclusive`, so that nobody moves what it was before.
+    Raises `InvalidDataError` if it is gone.
     """
     of = (_s.bytes, _e.number, _e.robot)
     query = sa.select(*of).select_from(_joined).where(_s.row == row, _e.pruned_ns == 0)
@@ -231,6 +233,12 @@ def wanted_pictures(connection: sa.Connection, relay: str, limit: int) -> tuple[
     query = sa.select(_s.id).join(tables.held_pictures, _h.row == _s.row)
     query = query.where(_h.relay.in_((relay, "")), _h.state == HeldState.wanted)
     return tuple(connection.scalars(query.order_by(_s.row).limit(limit)))
+
+
+def held_segment(connection: sa.Connection, row: int) -> HeldBy | None:
+    """Who holds back pictures of the segment in a ledger row, None: nobody does."""
+    found = connection.execute(sa.select(_h.relay, _h.body).where(_h.row == row)).one_or_none()
+    return None if found is None else HeldBy(*found)
 
 
 def held_rows(connection: sa.Connection, rows: Sequence[int]) -> dict[int, HeldState]:

@@ -388,8 +388,9 @@ held_pictures = sa.Table(
     metadata,
     # segments whose pictures a relay holds back, until they come; they go with the segment
     _count("row", sa.ForeignKey("segments.row", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    # '' when nobody knows which relay
+    # a `HeldBy`
     _text("relay", index=True),
+    _text("body"),
     # a `HeldState`
     _text("state"),
 )

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import SegmentRow
+from cloud_learner.buffer.ledger.rows import HeldBy, SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.quarantine import Quarantine
@@ -110,10 +110,10 @@ class SegmentStore:
         segments: Sequence[tuple[Segment, int]],
         committed_ns: int,
         records: Sequence[bytes] = (),
-        relays: Mapping[str, str] = {},
+        held: Mapping[str, HeldBy] = {},
     ) -> list[int | None]:
         """Take segments, each with when it was received: all on the device and committed when this returns, or none.
-        `records`: what `encode` makes of them, if that is known; `relays`: by id, who holds back the pictures of some.
+        `records`: what `encode` makes of them, if that is known; `held`: by id, who holds back the pictures of some.
 
         Their ledger rows, None for one that was there. Raises `InvalidDataError` when the ledger refuses one of them or
         one is too large, and `DiskFullError`, `NotWritableError` or `StorageError`; then none is stored, or, if only
@@ -124,14 +124,14 @@ class SegmentStore:
         with self._appending:
             places = self.journal.append_all(payloads)
             return self.ledger.commit_segments(
-                [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns, relays
+                [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns, held
             )
 
     def complete(self, row: int, segment: Segment, now_ns: int) -> None:
         """Have the segment of a ledger row with the pictures that were held back: durable when this returns. Raises
-        `LedgerBusyError` while somebody may move what was there before, `InvalidDataError` and `StorageError`."""
+        `InvalidDataError` and `StorageError`."""
         record = self.encode(segment)
-        with self.ledger.exclusive(wait_s=0), self._appending:
+        with self._appending:
             (at,) = self.journal.append_all([record])
             self.ledger.complete_segment(row, at, now_ns)
 

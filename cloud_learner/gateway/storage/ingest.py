@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps, segment_bytes
-from cloud_learner.buffer.ledger.engine import LedgerBusyError
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import HeldBy
 from cloud_learner.buffer.store.quarantine import OF_CONTENT, QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from cloud_learner.gateway.storage.histories import EpisodeHistories, HistoryPendingError
@@ -54,6 +54,8 @@ class ReceivedSegment(NamedTuple):
     """the gateway's time minus the robot's"""
     relay: str = ""
     """that brought it, '': the robot itself did"""
+    body: str = ""
+    """sha256 of what the robot sealed, where a relay brought it"""
 
 
 class IngestOutcome(StrEnum):
@@ -214,7 +216,7 @@ class Ingest:
                 [(one.received.segment, one.received.received_ns) for one in some],
                 self._clock.now_ns(),
                 [one.record for one in some],
-                {one.received.segment.id: one.received.relay for one in some},
+                {one.received.segment.id: HeldBy(one.received.relay, one.received.body) for one in some},
             )
         except Exception as error:  # noqa: BLE001 - each is tried by itself
             for one in some:
@@ -266,7 +268,7 @@ class Ingest:
                 return IngestResult(IngestOutcome.quarantined, reason)
         # what nobody thought of is traced, and the others are served
         trace = None if isinstance(error, StorageError) else error
-        pending = isinstance(error, HistoryPendingError | LedgerBusyError)
+        pending = isinstance(error, HistoryPendingError)
         level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
         return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
@@ -307,26 +309,36 @@ class Ingest:
             if hashlib.sha256(record()).hexdigest() == sha256:
                 self._histories.note_stored(segment)
                 return IngestResult(IngestOutcome.duplicate)
-        return IngestResult(self._compare_pictures(canonical(segment, spec), spec))
+        return IngestResult(self._compare_pictures(received, canonical(segment, spec), spec))
 
-    def _compare_pictures(self, segment: Segment, spec: RobotSpec) -> IngestOutcome:
-        """The same but for pictures, which were held back when it was stored, or are this time: what came is stored.
+    def _compare_pictures(self, received: ReceivedSegment, segment: Segment, spec: RobotSpec) -> IngestOutcome:
+        """The same but for pictures, which were held back when it was stored, or are this time: a whole one is stored.
 
-        Raises `InvalidDataError` where anything else differs, `LedgerBusyError` when it has to come again later."""
+        Raises `InvalidDataError` where anything else differs, `HistoryPendingError` when nobody can tell now."""
         known = self._ledger.segment(segment.id)
-        before = self._store.read([known.row]).segments.get(known.row) if known is not None else None
-        others = InvalidDataError(f"id {segment.id!r} was stored before with other content.")
-        if known is None or before is None or not (held_cameras(before) or held_cameras(segment)):
-            raise others
-        if codec.encode(without_pictures(before)) != codec.encode(without_pictures(segment)):
-            raise others
-        came = {name: segment.frames[name] for name in held_cameras(before) if not segment.frames[name].sha256}
-        if not came:
+        held = self._ledger.held_segment(known.row) if known is not None else None
+        if known is None or (held is None and not held_cameras(segment)):
+            raise _other_content(segment)
+        if held is None or not received.body or held.body != received.body:
+            self._compare_stored(segment, known.row)
+        if held is None or held_cameras(segment):
             return IngestOutcome.duplicate
         check_frames(segment, spec, None, _DECODED)
-        whole = msgspec.structs.replace(before, frames={**before.frames, **came})
-        self._store.complete(known.row, whole, self._clock.now_ns())
+        self._store.complete(known.row, segment, self._clock.now_ns())
         return IngestOutcome.completed
+
+    def _compare_stored(self, segment: Segment, row: int) -> None:
+        """Raise `InvalidDataError` if what is stored differs in more than pictures."""
+        found = self._store.read([row])
+        if row in found.elsewhere:
+            raise HistoryPendingError(f"segment {segment.id!r} lies at another gateway, which has not sealed it yet.")
+        before = found.segments.get(row)
+        if before is None or codec.encode(without_pictures(before)) != codec.encode(without_pictures(segment)):
+            raise _other_content(segment)
+
+
+def _other_content(segment: Segment) -> InvalidDataError:
+    return InvalidDataError(f"id {segment.id!r} was stored before with other content.")
 
 
 class _Checked(NamedTuple):

@@ -7,6 +7,7 @@ answer comes back when what it is about is on the device, or cannot be put there
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import logging
 import time
@@ -223,15 +224,15 @@ class StorageThread(TaskThread):
         received = []
         began_s = time.monotonic()
         for one in waiting:
-            refused = ""
+            refused = body = ""
             try:
                 found = decode(one.data)
                 if isinstance(found, SealedSegment):
-                    refused = found.id
+                    refused, body = found.id, hashlib.sha256(found.body).hexdigest()
                     found = self._seals.open(found)
                 if not isinstance(found, Segment):
                     raise ProtocolError(f"a {type(found).__name__} that says to be a segment.")
-                received.append(self._received(one, found, by_relay=bool(refused)))
+                received.append(self._received(one, found, body))
                 answers.append(None)
             except (ProtocolError, MessageTooLargeError) as error:
                 answers.append(SegmentAnswer(one.peer, len(one.data), invalid=error, refused=refused))
@@ -257,14 +258,14 @@ class StorageThread(TaskThread):
             self._keep([_PROBE])
             self._refuse_segments(faults[0])
 
-    def _received(self, one: _WaitingSegment, segment: Segment, by_relay: bool) -> ReceivedSegment:
-        """As if it had come from its robot itself, whoever brought it."""
-        if not by_relay:
+    def _received(self, one: _WaitingSegment, segment: Segment, body: str) -> ReceivedSegment:
+        """As if it had come from its robot itself, whoever brought it; `body`: of one that a relay brought."""
+        if not body:
             if held_cameras(segment):
                 raise ProtocolError(f"segment {segment.id[:200]!r} came without pictures, and not by a relay.")
             return ReceivedSegment(one.peer, segment, one.received_ns, one.data, one.offset_ns)
         robot = segment.episode.robot
-        return ReceivedSegment(robot, segment, one.received_ns, offset_ns=self._offset_ns(robot), relay=one.peer)
+        return ReceivedSegment(robot, segment, one.received_ns, b"", self._offset_ns(robot), one.peer, body)
 
     def _store_notes(self, notes: Sequence[tuple[str, Note]]) -> bool:
         """Whether there were any."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cloud_learner.buffer.ledger.rows import HeldBy
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from fleet.cli.__main__ import app
@@ -72,7 +73,7 @@ def test_ask_wants_the_pictures_that_relays_hold_back(data: Path) -> None:
     ledger, store = BufferLocation(data).open_writer()
     for name, actor in (("h1", 1), ("h2", 0)):
         for segment in fake_episode(SPEC, name, actor=[actor] * 40, steps=40):
-            store.append_all([(without_pictures(segment), 5)], 6, relays={segment.id: "relay"})
+            store.append_all([(without_pictures(segment), 5)], 6, held={segment.id: HeldBy("relay")})
     assert "0 segments now. Of 2 they are not here" in run("ask", "--data", data, "--dry-run")
     assert ledger.wanted_pictures("relay", 9) == ()
     assert "the pictures of 1 segments now" in run("ask", "--data", data, "--human")

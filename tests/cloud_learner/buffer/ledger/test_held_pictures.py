@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_learner.buffer.ledger.engine import LedgerBusyError
-from cloud_learner.buffer.ledger.rows import HeldState
+from cloud_learner.buffer.ledger.rows import HeldBy, HeldState
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from cloud_learner.buffer.store.store import SegmentStore
@@ -33,8 +32,8 @@ def store(tmp_path: Path) -> Iterator[SegmentStore]:
 def held(store: SegmentStore, name: str, relay: str = "relay", actor: int = 0) -> tuple[Segment, ...]:
     """An episode of two segments, whole; the store has it without pictures."""
     whole = fake_episode(SPEC, name, steps=100, segment_steps=50, actor=[actor] * 100, seed=len(name))
-    relays = dict.fromkeys((segment.id for segment in whole), relay)
-    rows = store.append_all([(without_pictures(segment), 1) for segment in whole], 2, relays=relays)
+    by = dict.fromkeys((segment.id for segment in whole), HeldBy(relay))
+    rows = store.append_all([(without_pictures(segment), 1) for segment in whole], 2, held=by)
     assert None not in rows
     return whole
 
@@ -66,11 +65,15 @@ def test_a_completed_segment_is_read_whole_wherever_it_lay(store: SegmentStore, 
     assert same_segment(store.read([first]).segments[first], whole[0])
 
 
-def test_what_somebody_moves_is_completed_later(store: SegmentStore) -> None:
-    whole = held(store, "e1")
-    with store.ledger.exclusive(), pytest.raises(LedgerBusyError):
-        store.complete(rows_of(store, "e1")[0], whole[0], 4)
-    assert set(store.ledger.held_rows(rows_of(store, "e1")).values()) == {HeldState.held}
+def test_what_is_moved_as_it_was_while_it_is_completed_stays_whole(store: SegmentStore) -> None:
+    """Whoever seals has read a record, and its pictures come before it is moved."""
+    whole, rows = held(store, "e1"), rows_of(store, "e1")
+    before = store.read_records(rows).payloads
+    store.complete(rows[0], whole[0], 4)
+    assert store.write_shard(SPEC.hash, before, 5) == 1
+    assert same_segment(store.read(rows).segments[rows[0]], whole[0])
+    assert seal(store, 6, force=True).segments == 1
+    assert same_segment(store.read(rows).segments[rows[0]], whole[0]) and not store.read(rows).damaged
 
 
 def test_what_was_forgotten_is_not_completed(store: SegmentStore) -> None:
