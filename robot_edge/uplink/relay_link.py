@@ -9,7 +9,7 @@ from robot_edge.uplink.segment_sender import SegmentSender
 from wire.clock import Clock, clock_name
 from wire.identity.sealing import Sealer
 from wire.messages import Message
-from wire.messages.gateway import Ack, Hello, HelloAck, Nack, Segment
+from wire.messages.gateway import Ack, Hello, HelloAck, Nack, Rejection, Segment
 from wire.transport.channel import Channel
 from wire.transport.session import SILENT_AFTER_S, GatewaySession
 from wire.types import Role
@@ -80,6 +80,8 @@ class RelayLink:
         match message:
             case Nack(reason=reason):
                 log.warning("robot '%s': the relay cannot store now: %s", self._name, reason)
+            case Rejection(reason=reason):
+                log.error("robot '%s': the relay refuses: %s", self._name, reason)
             case _ if not self._session.handle_message(message):
                 return False
             case HelloAck():

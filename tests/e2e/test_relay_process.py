@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.soak.fleet import SoakPublisher
 from cloud_learner.buffer.ledger.rows import HeldState
 from cloud_learner.buffer.location import BufferLocation
 from fleet.config.recipes import get_recipe
@@ -30,6 +33,8 @@ pytestmark = pytest.mark.slow
 
 RECIPE = "benchmarks.wire.samples:recipe"
 """of robots with two cameras, which none of these drives"""
+WORKING = "benchmarks.soak.robot:recipe"
+"""of a simulated robot with episodes of two seconds"""
 RELAY = "relay"
 
 
@@ -68,13 +73,13 @@ def until(done: Callable[[], object], said: Callable[[], object], seconds: float
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[list[Process]]:
-    """The gateway, then whatever a test adds."""
-    make_keys(tmp_path / "keys", [GATEWAY, RELAY, "robot-0", "robot-1"])
+def cloud(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Process]]:
+    """The gateway of a recipe, then whatever a test adds."""
+    make_keys(tmp_path / "keys", [GATEWAY, RELAY, "trainer", "robot-0", "robot-1"])
     (tmp_path / "cloud").mkdir()
     (tmp_path / "cloud" / "keys").symlink_to(tmp_path / "keys")
     ports = ("--port", "0", "--web-port", "0", "--stop-port", "0")
-    started = ("gateway", "--recipe", RECIPE, "--data", str(tmp_path / "cloud"), *ports)
+    started = ("gateway", "--recipe", getattr(request, "param", RECIPE), "--data", str(tmp_path / "cloud"), *ports)
     made = [Process(tmp_path / "gateway.log", "robots connect to ", *started)]
     yield made
     for process in made:
@@ -176,5 +181,47 @@ def test_killed_at_any_point_it_loses_nothing_that_it_acknowledged(tmp_path: Pat
     assert "quarantine" not in cloud[0].text()
     for robot in robots:
         robot.close()
+    store.close()
+    ledger.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("cloud", [WORKING], indirect=True)
+def test_a_robot_that_works_is_heard_by_its_relay_and_has_its_weights_by_it(
+    tmp_path: Path, cloud: list[Process]
+) -> None:
+    gateway = cloud[0].endpoint
+    cloud.append(relay := relay_process(tmp_path, gateway, "0"))
+    trainer = ZmqClient(gateway, "trainer", tmp_path / "keys")
+    publisher = SoakPublisher(trainer, every_s=1000.0)
+    place = (
+        "--recipe",
+        WORKING,
+        "--name",
+        "robot-0",
+        "--data",
+        str(tmp_path / "robot"),
+        "--keys",
+        str(tmp_path / "keys"),
+    )
+    words = ("edge", *place, "--gateway", gateway, "--relay", relay.endpoint, "--no-operator")
+    with (tmp_path / "edge.log").open("w") as output:
+        command = [sys.executable, "-m", "fleet.cli", *words]
+        robot = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+    try:
+
+        def brought() -> bool:
+            publisher.poll()
+            found = re.findall(r"([0-9.]+) MB handed out; segments: [0-9]+ taken, ([0-9]+) brought", relay.text())
+            return any(float(megabytes) > 0 and int(count) > 1 for megabytes, count in found)
+
+        until(brought, lambda: relay.text() + (tmp_path / "edge.log").read_text(), 60)
+    finally:
+        robot.send_signal(signal.SIGINT)
+        robot.wait(30)
+        trainer.close()
+    ledger, store = BufferLocation(tmp_path / "cloud").open_reader()
+    episodes = ledger.episodes("robot-0")
+    assert episodes and all(episode.outcome for episode in episodes[1:])
     store.close()
     ledger.close()

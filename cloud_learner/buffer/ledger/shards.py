@@ -232,7 +232,8 @@ def wanted_pictures(connection: sa.Connection, relay: str, limit: int) -> tuple[
     """Ids of the first segments whose pictures are wanted of a relay."""
     query = sa.select(_s.id).join(tables.held_pictures, _h.row == _s.row)
     query = query.where(_h.relay.in_((relay, "")), _h.state == HeldState.wanted)
-    return tuple(connection.scalars(query.order_by(_s.row).limit(limit)))
+    # those of its own first: of the others nobody knows whether it has them
+    return tuple(connection.scalars(query.order_by(_h.relay.desc(), _s.row).limit(limit)))
 
 
 def held_segment(connection: sa.Connection, row: int) -> HeldBy | None:

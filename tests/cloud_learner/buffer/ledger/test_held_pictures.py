@@ -21,8 +21,8 @@ SPEC = robot([(16, 16, 20.0)])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SegmentStore]:
-    ledger, made = BufferLocation(tmp_path).open_writer()
+def store(tmp_path: Path, ledger_place: str) -> Iterator[SegmentStore]:
+    ledger, made = BufferLocation(tmp_path, ledger_place if "://" in ledger_place else "").open_writer()
     ledger.see_robot("r1", SPEC, "clock", 1)
     yield made
     made.close()
