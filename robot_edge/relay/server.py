@@ -72,13 +72,14 @@ class SiteRelay:
     @property
     def heard(self) -> bool:
         """Whether the gateway has let this relay in and was heard lately."""
-        silent_ns = self._clock.now_ns() - self._heard_ns
-        return self.session.accepted and silent_ns < SILENT_AFTER_S * 1e9
+        return self.session.accepted and not self._silent
 
     def poll(self) -> None:
         """Handle what has come, and pass on what can be passed on."""
         self.wakeup.silence()
         while (message := self._gateway.recv()) is not None:
+            if self._silent and self.uploads is not None:
+                self.uploads.sender.on_heard_again()
             self._heard_ns = self._clock.now_ns()
             self._from_gateway(message)
         for robot, asked in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
@@ -107,6 +108,10 @@ class SiteRelay:
         if self.uploads is not None:
             self.uploads.close(_CLOSE_S)
         self.wakeup.close()
+
+    @property
+    def _silent(self) -> bool:
+        return self._clock.now_ns() - self._heard_ns > SILENT_AFTER_S * 1e9
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class UploadSpool:
     and `index`.
 
     What the gateway lacks is never dropped. Over the quota what it has, or refuses, goes, the oldest first; then
-    nothing more `fits`. A kill at any point leaves a segment whole, or it was never put in.
+    nothing more is taken. A kill at any point leaves a segment whole, or it was never put in.
     """
 
     def __init__(self, path: Path, max_bytes: int = 0, hold: Sequence[str] = ()) -> None:
