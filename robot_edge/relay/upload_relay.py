@@ -10,7 +10,8 @@ import logging
 from collections import Counter
 from functools import partial
 
-from robot_edge.relay.upload_spool import PutResult, UploadSpool
+from robot_edge.relay.upload_rows import PutResult
+from robot_edge.relay.upload_spool import UploadSpool
 from robot_edge.uplink.segment_sender import SegmentSender
 from wire.clock import Clock
 from wire.errors import StorageError

@@ -11,15 +11,15 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from robot_edge.relay.upload_rows import SENT, NewUpload, PutResult, UploadFacts, UploadRow, UploadState
 from robot_edge.uplink.spool import default_quota
-from robot_edge.uplink.spool_index import SpooledEpisode, SpooledSegment, SpoolIndex, is_kept
+from robot_edge.uplink.spool_index import SpooledEpisode, SpooledSegment, SpoolIndex
 from wire.codec import decode, encode
 from wire.errors import (
     CorruptDataError,
@@ -38,70 +38,6 @@ _FULL_SHARE = 1 / 16
 """of the quota: with less room than that nothing more is taken"""
 _RESERVE_BYTES = 16 * 1024 * 1024
 """of the disk, kept aside: also to delete something takes some room"""
-
-
-class UploadState(IntEnum):
-    """Of a segment on the relay's disk."""
-
-    waiting = 0
-    """the gateway does not have it"""
-    held = 1
-    """the gateway has it, but for the pictures that are held back"""
-    asked = 2
-    """and wants them"""
-    refused = 3
-    """the gateway does not believe it; offered once more by the next start"""
-
-
-_SENT = (UploadState.waiting, UploadState.asked)
-
-
-class PutResult(NamedTuple):
-    """What became of segments that were to be put in."""
-
-    stored: tuple[str, ...]
-    """ids"""
-    invalid: dict[str, str]
-    """by id: why it is no segment"""
-
-
-class _About(NamedTuple):
-    """What the index has to know."""
-
-    steps: int
-    kept: bool
-    last: bool
-
-
-class _Upload(NamedTuple):
-    """A segment that is to be put in."""
-
-    segment: Segment
-    cameras: tuple[str, ...]
-    """whose pictures are held back"""
-    data: bytes
-    sent_bytes: int
-
-    @property
-    def about(self) -> _About:
-        return _About(self.segment.steps, is_kept(self.segment), self.segment.last)
-
-
-class _Row(NamedTuple):
-    row: int
-    episode: str
-    number: int
-    steps: int
-    kept: int
-    last: int
-    state: int
-    cameras: str
-    size: int
-    sent_size: int
-
-    @property
-    def bytes_to_send(self) -> int:
-        return self.size if self.state == UploadState.asked else self.sent_size
 
 
 class UploadSpool:
@@ -143,12 +79,11 @@ class UploadSpool:
             with self._db:
                 again = (UploadState.waiting, UploadState.refused)
                 self._db.execute("UPDATE uploads SET state = ? WHERE state = ?", again)
-            for values in self._db.execute(f"SELECT {', '.join(_Row._fields)} FROM uploads ORDER BY row"):
-                one = _Row(*values)
+            for values in self._db.execute(f"SELECT {', '.join(UploadRow._fields)} FROM uploads ORDER BY row"):
+                one = UploadRow(*values)
                 self._count(one.state, one.size)
-                if one.state in _SENT:
-                    about = _About(one.steps, bool(one.kept), bool(one.last))
-                    self._line_up(one.row, one.episode, one.number, about, one.bytes_to_send)
+                if one.state in SENT:
+                    self._line_up(one.row, one.episode, one.number, one.about, one.bytes_to_send)
         except sqlite3.Error as error:
             raise self._explain(error) from error
         self._reserve = path.with_name("upload.reserve")
@@ -167,7 +102,7 @@ class UploadSpool:
     def put_all(self, messages: Sequence[SealedSegment]) -> PutResult:
         """Durable when this returns; nothing of them is kept when it raises. Raises `DiskFullError`, also over the
         quota, and `StorageError`."""
-        fresh: dict[str, _Upload] = {}
+        fresh: dict[str, NewUpload] = {}
         stored: list[str] = []
         invalid: dict[str, str] = {}
         for message in messages:
@@ -177,9 +112,15 @@ class UploadSpool:
                 stored.append(message.id)
             except (WireError, InvalidDataError) as error:
                 invalid[message.id] = str(error)
-        self._make_room(sum(len(one.data) for one in fresh.values()))
-        with self._explained(), self._db:
-            rows = [self._insert(one) for one in fresh.values()]
+        size = sum(len(one.data) for one in fresh.values())
+        self._make_room(size)
+        try:
+            rows = self._insert_all(fresh.values())
+        except DiskFullError:
+            # Within the file there is room where something else was.
+            if not self._drop_spare(2 * size):
+                raise
+            rows = self._insert_all(fresh.values())
         for row, one in zip(rows, fresh.values(), strict=True):
             self._count(UploadState.waiting, len(one.data))
             self._line_up(row, one.segment.episode.id, one.segment.index, one.about, one.sent_bytes)
@@ -195,7 +136,7 @@ class UploadSpool:
         with self._explained():
             query = "SELECT state, cameras, data FROM uploads WHERE row = ?"
             found = self._db.execute(query, (segment.row,)).fetchone()
-        if found is None or found[0] not in _SENT:
+        if found is None or found[0] not in SENT:
             return None
         message = self._decode(found[2])
         return message if found[0] == UploadState.asked else _without(message, _names(found[1]))
@@ -203,13 +144,7 @@ class UploadSpool:
     def forget(self, ids: Sequence[str]) -> None:
         """The gateway has these; what is held back of them stays. Raises `StorageError`, with nothing changed; of a
         full disk only when the reserve is used as well."""
-        try:
-            self._settle(ids, refused=False)
-        except DiskFullError:
-            if not self._spend_reserve():
-                raise
-            self._settle(ids, refused=False)
-        self._keep_reserve()
+        self._with_reserve(partial(self._settle, ids, refused=False))
 
     def set_aside(self, ids: Sequence[str]) -> None:
         """The gateway does not take these. Raises `StorageError`."""
@@ -229,7 +164,7 @@ class UploadSpool:
         for one in asked:
             self._count(UploadState.held, one.size, -1)
             self._count(UploadState.asked, one.size)
-            self._line_up(one.row, one.episode, one.number, _About(one.steps, bool(one.kept), bool(one.last)), one.size)
+            self._line_up(one.row, one.episode, one.number, one.about, one.size)
         return tuple(gone)
 
     def has_room_again(self) -> bool:
@@ -254,7 +189,7 @@ class UploadSpool:
             raise InvalidDataError(f"{message.id[:200]!r} came before with other content, from '{before.robot}'.")
         return True
 
-    def _read(self, message: SealedSegment) -> _Upload:
+    def _read(self, message: SealedSegment) -> NewUpload:
         """Raises `WireError` or `InvalidDataError` for what is no segment of the robot that it is said to be of."""
         segment = decode(message.body)
         if not isinstance(segment, Segment) or segment.episode.robot != message.robot:
@@ -264,9 +199,13 @@ class UploadSpool:
         cameras = tuple(name for name in message.pictures if self._hold & {name, ALL_CAMERAS})
         data = encode(message)
         left_out = sum(len(picture) for name in cameras for picture in message.pictures[name])
-        return _Upload(segment, cameras, data, len(data) - left_out)
+        return NewUpload(segment, cameras, data, len(data) - left_out)
 
-    def _insert(self, one: _Upload) -> int:
+    def _insert_all(self, uploads: Iterable[NewUpload]) -> list[int]:
+        with self._explained(), self._db:
+            return [self._insert(one) for one in uploads]
+
+    def _insert(self, one: NewUpload) -> int:
         place = (one.segment.episode.id, one.segment.index)
         about = (UploadState.waiting, "\n".join(one.cameras), len(one.data), one.sent_bytes, one.data)
         put = self._db.execute(
@@ -276,23 +215,23 @@ class UploadSpool:
         )
         return put.lastrowid or 0
 
-    def _find(self, segment_id: str) -> _Row | None:
+    def _find(self, segment_id: str) -> UploadRow | None:
         episode, _, number = segment_id.rpartition("/")
-        query = f"SELECT {', '.join(_Row._fields)} FROM uploads WHERE episode = ? AND number = ?"
+        query = f"SELECT {', '.join(UploadRow._fields)} FROM uploads WHERE episode = ? AND number = ?"
         found = self._db.execute(query, (episode, number)).fetchone()
-        return None if found is None else _Row(*found)
+        return None if found is None else UploadRow(*found)
 
-    def _line_up(self, row: int, episode: str, number: int, about: _About, size: int) -> None:
+    def _line_up(self, row: int, episode: str, number: int, about: UploadFacts, size: int) -> None:
         """It is to be sent: so many bytes."""
         self.index.add(episode, SpooledSegment(row, number, size), *about, begun=True)
 
     def _settle(self, ids: Sequence[str], refused: bool) -> None:
         """They need not be sent any more."""
-        settled: list[tuple[_Row, UploadState | None]] = []
+        settled: list[tuple[UploadRow, UploadState | None]] = []
         with self._explained(), self._db:
             for segment_id in ids:
                 one = self._find(segment_id)
-                if one is None or one.state not in _SENT:
+                if one is None or one.state not in SENT:
                     continue
                 held = bool(one.cameras) and one.state == UploadState.waiting
                 stays = UploadState.refused if refused else UploadState.held if held else None
@@ -317,18 +256,27 @@ class UploadSpool:
                 f"the relay's spool {self._path} is full: {self.size / 1e9:.3g} GB wait for the gateway. Give it more "
                 "with --spool-max, or mend the line."
             )
-        dropped: list[_Row] = []
+        self._drop_spare(over)
+
+    def _drop_spare(self, size: int) -> bool:
+        """Drop what may go, so many bytes or all of it; whether anything went. Raises `StorageError`."""
+        dropped: list[UploadRow] = []
         states = (UploadState.held, UploadState.refused)
-        query = f"SELECT {', '.join(_Row._fields)} FROM uploads WHERE state IN (?, ?) ORDER BY row"
+        query = f"SELECT {', '.join(UploadRow._fields)} FROM uploads WHERE state IN (?, ?) ORDER BY row"
         with self._explained():
             for values in self._db.execute(query, states):
-                dropped.append(_Row(*values))
-                if sum(one.size for one in dropped) >= over:
+                dropped.append(UploadRow(*values))
+                size -= dropped[-1].size
+                if size <= 0:
                     break
-            with self._db:
-                self._db.executemany("DELETE FROM uploads WHERE row = ?", [(one.row,) for one in dropped])
+        self._with_reserve(partial(self._delete, dropped))
         for one in dropped:
             self._count(one.state, one.size, -1)
+        return bool(dropped)
+
+    def _delete(self, rows: Sequence[UploadRow]) -> None:
+        with self._explained(), self._db:
+            self._db.executemany("DELETE FROM uploads WHERE row = ?", [(one.row,) for one in rows])
 
     def _count(self, state: int, size: int, sign: int = 1) -> None:
         self.size += sign * size
@@ -342,6 +290,16 @@ class UploadSpool:
         if not isinstance(message, SealedSegment):
             raise CorruptDataError(f"the relay's spool {self._path} holds a {type(message).__name__}. Move it away.")
         return message
+
+    def _with_reserve(self, change: Callable[[], None]) -> None:
+        """What takes little and gives room; on a full disk with what was set aside for that."""
+        try:
+            change()
+        except DiskFullError:
+            if not self._spend_reserve():
+                raise
+            change()
+        self._keep_reserve()
 
     def _keep_reserve(self) -> None:
         with contextlib.suppress(OSError):

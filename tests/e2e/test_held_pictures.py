@@ -81,6 +81,25 @@ def test_the_learner_asks_for_what_it_would_draw_and_draws_it_then(site: Site) -
         assert set(batch["tick"].tolist()) <= set(range(4, 8))
 
 
+def test_what_is_whole_is_learned_from_meanwhile(site: Site) -> None:
+    """And a picture that an earlier segment brought is asked for where that is held back."""
+    robot = site.robot("robot-0")
+    first, second = robot.record(human=range(4, 8)), robot.record(human=range(10, 15))
+    site.pass_time(5)
+    site.ledger.ask_episodes([first], human=False)
+    site.pass_time(12)
+    numbers = {name: episode.number for name in (first, second) if (episode := site.ledger.episode(name)) is not None}
+    with learner(site) as dataset:
+        dataset.refresh()
+        assert {number for _ in range(5) for number in dataset.next()["episode"].tolist()} == {numbers[first]}
+        assert set(dataset.pop_wanted_pictures()) == {f"{second}/0", f"{second}/1"}
+        site.ledger.ask_episodes([second], human=False)
+        site.pass_time(12)
+        dataset.refresh()
+        assert {number for _ in range(9) for number in dataset.next()["episode"].tolist()} == set(numbers.values())
+        assert dataset.pop_wanted_pictures() == () and dataset.stats.unreadable_frames == 0
+
+
 def test_pictures_that_the_relay_had_no_room_for_are_said_to_be_gone(tmp_path: Path) -> None:
     site = Site(tmp_path, hold=["all"], room_bytes=12_000)
     robot = site.robot("robot-0")

@@ -171,6 +171,19 @@ def test_a_full_disk_takes_back_what_was_being_written(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_on_a_full_disk_what_is_held_back_makes_room(tmp_path: Path) -> None:
+    spool = UploadSpool(tmp_path / "uploads.sqlite", hold=["front"])
+    messages = [sealed(index) for index in range(12)]
+    spool.put_all(messages[:8])
+    spool.forget(ids(messages[:7]))
+    pages = spool._db.execute("PRAGMA page_count").fetchone()[0]
+    spool._db.execute(f"PRAGMA max_page_count = {pages}")
+    assert spool.put_all(messages[8:10]).stored == ids(messages[8:10])
+    assert spool.held == 3, "twice as much as is needed, the oldest"
+    assert ids(pop(spool)) == ids(messages[7:10])
+    spool.close()
+
+
 def test_to_forget_there_is_room_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robot_edge.relay.upload_spool._RESERVE_BYTES", 10_000)
     spool = UploadSpool(tmp_path / "uploads.sqlite")
