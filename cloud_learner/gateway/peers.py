@@ -14,6 +14,7 @@ from wire.messages import Message
 from wire.messages.fleet import AcquireLease, CancelJob, ReleaseLease, SubmitJob
 from wire.messages.gateway import FetchWeights, Hello, OperatorCommand, WeightBytes
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
+from wire.transport.keys import KeyRecord
 from wire.types import OperatorCommandKind
 
 
@@ -32,6 +33,8 @@ class AuthenticatedServerChannel(ServerChannel, Protocol):
     def adopt(self, peer: str) -> str: ...
 
     def address(self, peer: str) -> str: ...
+
+    def key_record(self, name: str) -> KeyRecord | None: ...
 
 
 _KEYS = 1000

@@ -25,6 +25,7 @@ from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.dispatch.notes import Note
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
+from cloud_learner.gateway.held_pictures import HeldPictures
 from cloud_learner.gateway.introductions import Introductions
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics
 from cloud_learner.gateway.peer_clock import PeerClocks
@@ -34,7 +35,7 @@ from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.storage_thread import StorageThread
 from cloud_learner.gateway.storage.weight_store import WeightStore
-from cloud_learner.gateway.version_service import VersionService
+from cloud_learner.gateway.versions.version_service import VersionService
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock, clock_name
@@ -42,6 +43,7 @@ from wire.codec import Undecoded, decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError
 from wire.identity.permissions import MAY_SEND, Port
 from wire.identity.refusals import RefusalReason
+from wire.identity.sealing import SealOpener
 from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response
 from wire.messages.gateway import (
@@ -50,15 +52,18 @@ from wire.messages.gateway import (
     Evaluate,
     Evaluation,
     FetchDeltas,
+    FetchPictures,
     FetchWeights,
     Heartbeat,
     Hello,
     HelloAck,
     OperatorCommand,
+    PicturesGone,
     Preview,
     Publish,
     ReintroduceRequest,
     Rejection,
+    SealedSegment,
     Segment,
     ShadowReport,
     TrainerStatus,
@@ -79,7 +84,7 @@ _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
 _LOOK_S, _LONGEST_LOOK_S, _LOOK_REST = 0.005, 0.05, 10
 """between two looks at all robots: so many times as long as one took"""
-_UNDECODED = frozenset({Segment})
+_UNDECODED: frozenset[type[Message]] = frozenset({Segment, SealedSegment})
 _TOO_OFTEN = "this key asks for more than people do. Wait a moment, and ask again."
 _PREVIEWS_PER_S = 200
 """pictures for people, of all robots together: each costs the loop as much as a status"""
@@ -109,10 +114,11 @@ class Gateway:
         wall_ns: Callable[[], int] = time.time_ns,
         stops: StopServer | None = None,
         rollout: RolloutConfig | None = None,
+        seals: SealOpener | None = None,
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest.
-        `rollout`: how new versions come to act on all robots.
+        `rollout`: how new versions come to act on all robots; `seals`: as of `StorageThread`.
 
         Goes on where the last gateway was, from the ledger. Raises `StorageError`.
         """
@@ -129,9 +135,11 @@ class Gateway:
         """rings when there is something to do that no channel tells of"""
         self._intake = SegmentIntake(channel, self._peers, view, self.metrics, clock, self.refused)
         on_step_s = self.metrics.commit_s.observe
-        self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
+        told = self._intake.on_answer, self._on_storage_fault, on_step_s
+        self._storage = StorageThread(ledger, ingest, *told, seals, self._intake.offset_ns)
         self._intake.storage = self.metrics.storage = self._storage
         rollout = rollout or RolloutConfig()
+        self._pictures = HeldPictures(channel, self._peers, ledger, self._storage, clock)
         self._versions = VersionService(
             channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout, spec
         )
@@ -140,23 +148,12 @@ class Gateway:
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
-        send, announce = self._commands.send, self._versions.announce
-        self._dispatcher = Dispatcher(
-            ledger, self._storage, view, tasks, send, announce, channel.role, wall_ns, clock.now_ns()
-        )
+        ways = self._commands.send, self._versions.announce, channel.role
+        self._dispatcher = Dispatcher(ledger, self._storage, view, tasks, *ways, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
         self._versions.follow(self._dispatcher)
-        self._introductions = Introductions(
-            channel,
-            self._peers,
-            view,
-            spec,
-            clock,
-            self.refused,
-            self._told,
-            self._dispatcher.task_mismatch,
-            self._clocks.forget,
-        )
+        calls = self._dispatcher.task_mismatch, self._clocks.forget
+        self._introductions = Introductions(channel, self._peers, view, spec, clock, self.refused, self._told, *calls)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
         view.on_command = self.wakeup.ring
@@ -207,6 +204,7 @@ class Gateway:
             self._add_event(name, "refused", reason)
         self._dispatcher.poll(self._clock.now_ns())
         self._rollout.poll()
+        self._pictures.poll()
 
     def _slice(self) -> Iterator[None]:
         """So many turns as people can wait for; in one thread as many, however fast this computer is."""
@@ -319,6 +317,8 @@ class Gateway:
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
+            case FetchPictures() | PicturesGone():
+                self._pictures.handle_message(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
             case WeightBytes():

@@ -276,6 +276,25 @@ class RelayOptions(ClientOptions):
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")] = RELAY_PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
     cache_mb: Annotated[int, typer.Option(min=1, help="Megabytes of memory for chunks of versions.")] = 512
+    uploads: Annotated[
+        bool, typer.Option(help="Whether robots' segments are kept here, in DATA, until the gateway has them.")
+    ] = True
+    spool_max: Annotated[
+        float,
+        typer.Option(
+            metavar="GB",
+            help="Gigabytes that they may take on this computer's disk; 0: half of what is free, 20 at most. When they "
+            "do, robots send to the gateway.",
+        ),
+    ] = 0.0
+    hold_cameras: Annotated[
+        str,
+        unset(
+            "Cameras whose pictures stay here until the learner or `vla-fleet buffer ask` wants them: names with "
+            "commas between, or all; default: none. The oldest go when the room is needed.",
+            metavar="CAMERA,...",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

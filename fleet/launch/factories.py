@@ -143,6 +143,7 @@ def make_gateway(
     from cloud_learner.gateway.storage.ingest import Ingest
     from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
+    from wire.identity.sealing import SealOpener
     from wire.weights.manifest import Signer
 
     ledger, store = data.buffer.open_writer()
@@ -159,8 +160,19 @@ def make_gateway(
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
+    seals = SealOpener(secret, channel.key_record) if secret else None
     gateway = Gateway(
-        channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops, rollout=recipe.rollout
+        channel,
+        ledger,
+        ingest,
+        weights,
+        view,
+        recipe.tasks,
+        recipe.spec,
+        clock,
+        stops=stops,
+        rollout=recipe.rollout,
+        seals=seals,
     )
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 

@@ -46,6 +46,7 @@ from robot_edge.runtime.process_group import (
 )
 from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
 from robot_edge.shadow.tap import ShadowTap
+from robot_edge.uplink.relay_link import RelayLink
 from robot_edge.uplink.server import Uplink
 from robot_edge.uplink.spool import quota_bytes
 from robot_edge.uplink.stop_link import OperatorInbox, StopLink
@@ -54,6 +55,7 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.identity.enrolment import join_fleet
 from wire.identity.join_tokens import read_token
+from wire.identity.sealing import Sealer
 from wire.messages.gateway import OperatorCommand
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -301,8 +303,9 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
         quota = quota_bytes("--spool-max", options.spool_max)
         relay = relay_channel(options)
+        site = RelayLink(name, relay, _sealer(options), clock) if relay is not None else None
         uplink = Uplink(
-            name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=relay
+            name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=site
         )
         uplink.operator, uplink.keys = inbox, keys
         uplink.shadow.process = shadow = uplink_channel(run_directory, SHADOW, uplink=True)
@@ -316,6 +319,12 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
 def relay_channel(options: EdgeOptions) -> ZmqClient | None:
     """The connection to the site's relay, None where there is none. Raises `ConfigError`."""
     return ZmqClient(options.relay, options.name, options.key_directory, RELAY) if options.relay else None
+
+
+def _sealer(options: EdgeOptions) -> Sealer:
+    """Seals what goes by the relay, which is believed by nobody."""
+    keys = options.key_directory
+    return Sealer(load_pair(keys, options.name).secret, load_public(keys, GATEWAY))
 
 
 def _show_metrics(uplink: Uplink, clock: Clock, options: EdgePartOptions) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
 from robot_edge.uplink.gateway_link import GatewayLink, PreviewSender
+from robot_edge.uplink.relay_link import RelayLink, UploadRoute
 from robot_edge.uplink.segment_sender import SegmentSender
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
@@ -86,10 +87,10 @@ class Uplink:
         segment_steps: int = 80,
         stops: StopLink | None = None,
         spool_bytes: int = 0,
-        relay: Channel | None = None,
+        relay: RelayLink | None = None,
     ) -> None:
         """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
-        told of stops. `spool_bytes`: as of `Spool`; `relay`: as of `WeightClient`. Raises `StorageError`."""
+        told of stops. `spool_bytes`: as of `Spool`; `relay`: for weights and segments. Raises `StorageError`."""
         self.name = name
         self.spool = Spool(directory / "spool.sqlite", spool_bytes)
         """only its thread reads or writes it once there is one"""
@@ -98,8 +99,10 @@ class Uplink:
         self._disk = SpoolThread(name, self.spool, clock)
         self.link = GatewayLink(name, gateway, clock)
         self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
-        self.weights = WeightClient(directory / "weights", gateway, clock, relay=relay)
-        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, relay)
+        self._route = UploadRoute(self.sender, gateway, self.link, relay)
+        chunks = relay.channel if relay else None
+        self.weights = WeightClient(directory / "weights", gateway, clock, relay=chunks)
+        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, chunks)
         """beside the version that acts; its `process` is to be set where there is one"""
         self.stopping = False
         self.status: EdgeStatus | None = None
@@ -179,10 +182,7 @@ class Uplink:
         if self._status_is_new and self._last_status is not None:
             self._show_status(self._last_status)
         self.link.poll()
-        if self.link.open:
-            self.sender.poll()
-        else:
-            self.spool.sends_at_once = False
+        self._route.poll()
         if self.weights.poll():
             self._send_weights()
         self.shadow.poll()
@@ -318,15 +318,9 @@ class Uplink:
         match message:
             case Ack(segments=segments, quarantined=quarantined):
                 if quarantined:
-                    log.error(
-                        "robot '%s': the gateway put aside %s as not valid; see its log.",
-                        self.name,
-                        quarantined,
-                    )
-                done = (*segments, *quarantined)
-                self._disk.forget(done)
-                self.sender.on_answer(done)
-                self.sender.on_credit(message.credit_bytes)
+                    log.error("robot '%s': the gateway put aside %s: not valid, see its log.", self.name, quarantined)
+                self._on_done((*segments, *quarantined))
+                self._route.on_gateway_credit(message.credit_bytes)
                 self._gateway_fault = ""
             case Nack(reason=reason):
                 self.sender.on_refused()
@@ -348,9 +342,9 @@ class Uplink:
                 self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns, beside=False))
             case HelloAck() | ReintroduceRequest() | Rejection():
                 if self.link.handle_message(message):
-                    self.sender.on_connected()
+                    self._route.on_gateway_connected()
                 if isinstance(message, HelloAck):
-                    self.sender.on_credit(message.credit_bytes)
+                    self._route.on_gateway_credit(message.credit_bytes)
                     self.weights.check.key = message.signing_key
                     self._watch(message.watched)
                     self._previews.pause_s = message.preview_s
@@ -362,11 +356,19 @@ class Uplink:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
     def _from_relay(self, message: Message) -> None:
+        assert self._relay is not None
         if isinstance(message, WeightBytes):
             self.weights.add_part(message, by_relay=True)
             self.shadow.handle_weights(message, by_relay=True)
-        else:
+        elif isinstance(message, Ack):
+            self._on_done(self._relay.acknowledged(message))
+        elif not self._relay.handle_message(message):
             log.warning("robot '%s': the relay sent what is not for it: %.200r", self.name, message)
+
+    def _on_done(self, segments: tuple[str, ...]) -> None:
+        """Somebody else has these on a disk."""
+        self._disk.forget(segments)
+        self.sender.on_answer(segments)
 
     def _from_operator(self, message: Message) -> None:
         if isinstance(message, OperatorCommand) and message.robot == self.name:

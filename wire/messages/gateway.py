@@ -11,6 +11,9 @@ from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
 from wire.messages.recording import CameraFrames as CameraFrames
 from wire.messages.recording import RecordedChunk as RecordedChunk
 from wire.messages.recording import TerminalObservation as TerminalObservation
+from wire.messages.relaying import FetchPictures as FetchPictures
+from wire.messages.relaying import PicturesGone as PicturesGone
+from wire.messages.relaying import SealedSegment as SealedSegment
 from wire.messages.versions import Deltas as Deltas
 from wire.messages.versions import FetchDeltas as FetchDeltas
 from wire.messages.versions import FetchWeights as FetchWeights
@@ -226,6 +229,8 @@ class Ack(Message, frozen=True, eq=False):
     segments: tuple[str, ...]
     quarantined: tuple[str, ...] = ()
     """kept aside because they were not valid; the gateway's log says why"""
+    refused: tuple[str, ...] = ()
+    """not taken: their robots did not seal them for this gateway. They are kept by nobody but the relay"""
     credit_bytes: int = FIRST_CREDIT_BYTES
     """as in `HelloAck`"""
 

@@ -19,11 +19,12 @@ from cloud_learner.buffer.ledger.rows import (
     OffsetRow,
     RobotRow,
     columns_of,
+    insert_into,
+    insert_new,
     row_of,
     rows_of,
 )
 from cloud_learner.buffer.ledger.segments import chunks
-from cloud_learner.buffer.ledger.tables import insert_into, insert_new
 from wire.clock import clock_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation

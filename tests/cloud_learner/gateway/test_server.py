@@ -192,10 +192,10 @@ def test_segments_that_lie_in_the_socket_are_committed_together_then_acknowledge
     robots = [hall.robot(f"robot-{n}") for n in range(3)]
     commit, committed = hall.ledger.commit_segments, []
 
-    def watch(segments: list, committed_ns: int) -> list[int | None]:
+    def watch(segments: list, *more: object) -> list[int | None]:
         assert not any(isinstance(m, Ack) for robot in robots for m in hall.received(robot))
         committed.append(len(segments))
-        return commit(segments, committed_ns)
+        return commit(segments, *more)
 
     monkeypatch.setattr(hall.ledger, "commit_segments", watch)
     for n, robot in enumerate(robots):

@@ -11,8 +11,8 @@ from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
-from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
+from cloud_learner.gateway.versions.rollout_service import RolloutService
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.commands import require_version
 from cloud_learner.rollout.config import RolloutConfig

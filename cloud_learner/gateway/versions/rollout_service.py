@@ -11,10 +11,10 @@ import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
-from cloud_learner.gateway.evaluators import Evaluators
-from cloud_learner.gateway.open_episodes import OpenEpisodes
 from cloud_learner.gateway.peers import KnownPeer
 from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.gateway.versions.evaluators import Evaluators
+from cloud_learner.gateway.versions.open_episodes import OpenEpisodes
 from cloud_learner.operator.version_statuses import version_statuses
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
