@@ -11,7 +11,15 @@ import pytest
 from cloud_learner.rollout.config import RolloutConfig
 from tests.cloud_learner.dispatch.hall import SPEC, Hall
 from tests.cloud_learner.fake_edge import FakeEdge
-from tests.cloud_learner.gateway.test_rollout_service import NAMES, acting, change, fleet, hear, listed, publish
+from tests.cloud_learner.gateway.versions.test_rollout_service import (
+    NAMES,
+    acting,
+    change,
+    fleet,
+    hear,
+    listed,
+    publish,
+)
 from wire.messages.fleet import ChangeVersions, Response, ShadowStatus
 from wire.messages.gateway import Hello, Rejection, ShadowReport, ShadowRequest, ThinkVersions, VersionAvailable
 from wire.weights.action_difference import BINS, ActionDifference

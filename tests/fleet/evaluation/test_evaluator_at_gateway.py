@@ -11,7 +11,7 @@ from cloud_learner.rollout.config import RolloutConfig
 from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
 from hal.drivers.fake import FakeConfig, FakeRobot
 from tests.cloud_learner.dispatch.hall import Hall
-from tests.cloud_learner.gateway.test_rollout_service import acting, fleet, listed, publish
+from tests.cloud_learner.gateway.versions.test_rollout_service import acting, fleet, listed, publish
 from tests.fleet.evaluation.test_evaluator import TASKS, Knowing, scheduler
 
 SECOND = 1_000_000_000

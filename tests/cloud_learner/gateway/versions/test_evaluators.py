@@ -10,7 +10,7 @@ import pytest
 
 from cloud_learner.rollout.config import RolloutConfig
 from tests.cloud_learner.dispatch.hall import TASKS, Hall
-from tests.cloud_learner.gateway.test_rollout_service import acting, change, fleet, hear, listed, publish
+from tests.cloud_learner.gateway.versions.test_rollout_service import acting, change, fleet, hear, listed, publish
 from wire.messages import Message
 from wire.messages.fleet import VersionAction
 from wire.messages.gateway import GATE, Evaluate, Evaluation, Heartbeat, Hello, Rejection, VersionAvailable
