@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, needs_ros]
 
 CONFIGURE, CLEANUP, ACTIVATE, DEACTIVATE, SHUTDOWN = 1, 2, 3, 4, 7
 """of lifecycle_msgs/Transition; the last from active"""
-PARTS = {"robot", "control", "inference", "uplink"}
+PARTS = {"shadow", "robot", "control", "inference", "uplink"}
 
 
 @pytest.fixture
