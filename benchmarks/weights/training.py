@@ -60,8 +60,8 @@ def make_recipe(run: TrainingRun) -> Recipe:
         chosen = Overrides(policy=f"lerobot:{directory}", policy_config=json.dumps(run.config) if run.config else "")
         recipe = chosen.applied(recipe)
     wanted: dict[str, Any] = {"learning_rate": run.learning_rate, "batch": run.batch, "pretrain_steps": run.first_steps}
-    algorithm = replace(recipe.algorithm, **{name: value for name, value in wanted.items() if value})
-    return replace(recipe, algorithm=algorithm, demonstrations=run.demonstrations or recipe.demonstrations)
+    training = replace(recipe.training, **{name: value for name, value in wanted.items() if value})
+    return replace(recipe, training=training, demonstrations=run.demonstrations or recipe.demonstrations)
 
 
 def main(argument: str) -> int:
@@ -88,7 +88,7 @@ def main(argument: str) -> int:
             log(f"{run.name}: version {number + 1} of {run.versions}")
         fleet.close()
     parameters = sum(one.numel() for one in trainer.learner.policy.module.parameters() if one.requires_grad)
-    sys.stdout.write(json.dumps({"parameters": parameters, "learning_rate": recipe.algorithm.learning_rate}) + "\n")
+    sys.stdout.write(json.dumps({"parameters": parameters, "learning_rate": recipe.training.learning_rate}) + "\n")
     return 0
 
 

@@ -26,6 +26,7 @@ from cloud_learner.training.learner import Learner
 from cloud_learner.training.publisher import PreparedVersion, VersionPublisher
 from cloud_learner.training.retry import RetryPause
 from cloud_learner.training.status import TrainerCounts, TrainerPhase
+from cloud_learner.training.timed_source import TimedSource
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire import codec
@@ -87,7 +88,7 @@ class Trainer:
         self.stopping = False
         """whether the gateway asked for the end"""
         self._set_normalization = set_normalization
-        self._source = source
+        self._source, self._batches = source, TimedSource(source, clock)
         self._ledger = ledger
         self._gateway = gateway
         self._checkpoints = checkpoints
@@ -134,7 +135,10 @@ class Trainer:
         if self.phase == TrainerPhase.waiting:
             self._look_for_demonstrations()
         trained = self._gradient_step()
-        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
+        if (
+            self.phase == TrainerPhase.pretraining
+            and self.learner.gradient_steps >= self.learner.training.pretrain_steps
+        ):
             self.phase = TrainerPhase.online
             # what it learned before robots acted by it does not count against what they bring
             self._source.count_from_now()
@@ -281,23 +285,17 @@ class Trainer:
             return False
         started_ns = self._clock.now_ns()
         with self._loading:
-            batch = self._source.next()
-            loaded_ns = self._clock.now_ns()
-            loss = self.learner.step(batch)
+            metrics = self.learner.step(self._batches)
+        waited_ns = self._batches.pop_waited_ns()
         if self._loading.failing:
             return False
-        self._losses.append(loss)
+        self._losses.append(metrics["loss"])
         ended_ns = self._clock.now_ns()
         self._step_times_ns.append(ended_ns - started_ns)
         self._stepped_ns = ended_ns
-        self.counts.draws += self._source.config.batch * self._source.config.ticks_per_frame
-        self.counts.batch_wait_s += (loaded_ns - started_ns) / 1e9
-        self.counts.gradient_step_s += (ended_ns - loaded_ns) / 1e9
-        if self.learner.config.adaptive_share:
-            # Sampling follows how well each task's online and offline parts are learned.
-            losses = getattr(self.learner.policy, "image_losses", None)
-            if losses is not None:
-                self._source.note_losses(batch, losses)
+        self.counts.draws = self._batches.draws
+        self.counts.batch_wait_s += waited_ns / 1e9
+        self.counts.gradient_step_s += (ended_ns - started_ns - waited_ns) / 1e9
         return True
 
     @property
@@ -308,7 +306,7 @@ class Trainer:
             return TrainerPhase.waiting
         if self.phase != TrainerPhase.online:
             return None
-        drawn = self.learner.gradient_steps * self._source.config.batch * self._source.config.ticks_per_frame
+        drawn = self.learner.gradient_steps * self.learner.training.accumulate * self._batches.draws_a_batch
         most = config.max_samples_per_insert
         if self._source.ahead_of_data or (most and drawn >= most * steps):
             return TrainerPhase.rate_limited
@@ -340,7 +338,7 @@ class Trainer:
     def _submit_version(self, now_ns: int) -> None:
         """Hand a copy of the weights to the publisher. Raises `StorageError` when the ledger cannot be read."""
         parent = self._ledger.version(self._version) if self._version else None
-        self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
+        self._next_publish_ns = now_ns + int(self.learner.training.publish_every_s * 1e9)
         self._published_at_step = steps = self.learner.gradient_steps
         self._note_drawn()
         # number, hash and size are said when it is made

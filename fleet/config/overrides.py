@@ -160,14 +160,14 @@ class Overrides:
 
 
 def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
-    """`recipe` with the policy of `choice`, its algorithm and pace as `PolicyDefaults` wants them.
+    """`recipe` with the policy of `choice`, its training and pace as `PolicyDefaults` wants them.
 
     Chunks that are too short for the recipe's `execute_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
     """
     wanted = defaults(choice, recipe.spec)
     given = {name: value for name, value in asdict(wanted).items() if value is not None}
-    algorithm = {one.name: given[one.name] for one in fields(recipe.algorithm) if one.name in given}
+    training = {one.name: given[one.name] for one in fields(recipe.training) if one.name in given}
     slow, ticks, speed_up = recipe.slow, recipe.chunking.execute_ticks, recipe.chunking.speed_up
     if wanted.think_every_s is not None:
         slow = replace(slow, every_s=wanted.think_every_s, max_age_s=max(slow.max_age_s, 4 * wanted.think_every_s))
@@ -185,7 +185,7 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
     return replace(
         recipe,
         make_policy=make,
-        algorithm=replace(recipe.algorithm, **algorithm),
+        training=replace(recipe.training, **training),
         slow=slow,
         chunking=replace(recipe.chunking, execute_ticks=ticks),
         demonstrations=given.get("demonstrations", recipe.demonstrations),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.algorithms.interface import AlgorithmConfig
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from cloud_learner.rollout.config import RolloutConfig
-from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
+from cloud_learner.training.config import ActionCheckConfig, PublisherConfig, TrainingConfig
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
@@ -49,7 +49,10 @@ class Recipe:
     spec: RobotSpec
     make_policy: Callable[[RobotSpec, int], LearnedPolicy]
     """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
-    algorithm: HGDagger
+    algorithm: AlgorithmConfig
+    """what is learned from the data"""
+    training: TrainingConfig
+    """how gradient steps are made, whatever the algorithm"""
     tiny: str = ""
     """what `vla-fleet up` builds in DATA/policy when it starts there first, `smolvla` or `act`, and gives to every part
     as --policy; '' for a recipe that makes its policy itself"""

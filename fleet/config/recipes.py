@@ -9,7 +9,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloud_learner.algorithms import hg_dagger
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig, pixels_training
 from fleet.config.recipe import Recipe
 from fleet.config.so101 import so101
 from fleet.evaluation.evaluator import EvaluatorConfig
@@ -51,7 +52,8 @@ def pixels(seed: int = 0) -> Recipe:
         # the picture is thought about five times a second, actions are made twenty times a second
         slow=SlowConfig(every_s=0.2),
         chunking=ChunkingConfig(execute_ticks=4),
-        algorithm=hg_dagger.pixels(),
+        algorithm=HGDagger(recent_share=0.25),
+        training=pixels_training(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
         loop=LoopConfig(
             max_ticks=120,
@@ -74,7 +76,8 @@ def state(seed: int = 0) -> Recipe:
         unpaced_config=config,
         spec=metaworld_spec(config),
         make_policy=_state_policy,
-        algorithm=hg_dagger.state(),
+        algorithm=HGDagger(),
+        training=TrainingConfig(batch=128, ema_decay=0.995, pretrain_steps=800),
         evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),
     )
 
@@ -94,7 +97,8 @@ def fake(seed: int = 0) -> Recipe:
         spec=robot.spec,
         make_policy=_pixels_policy,
         motion=SpecMotion(robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
-        algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
+        algorithm=HGDagger(),
+        training=TrainingConfig(batch=16, pretrain_steps=20, publish_every_s=1.0),
         loop=LoopConfig(max_ticks=60, safety=FAKE_LIMITS),
         evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
         checkpoint_every_s=2.0,

@@ -180,22 +180,23 @@ def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
 def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetConfig:
     """What the recipe's trainer asks the buffer for when it trains `policy`."""
     from cloud_learner.buffer.loading.config import DatasetConfig
-    from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
 
-    algorithm = recipe.algorithm
-    mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
+    needs, training = recipe.algorithm.needs(), recipe.training
     return DatasetConfig(
         tasks=recipe.instructions,
-        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix, staleness=recipe.staleness),
-        batch=algorithm.batch,
+        target=msgspec.structs.replace(needs.target, staleness=recipe.staleness),
+        n_step=needs.n_step,
+        gamma=needs.gamma,
+        labels=needs.labels,
+        batch=training.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
         max_offset=policy.max_offset,
         history=getattr(policy, "history", 0),
-        offset_share=algorithm.offset_share,
+        offset_share=training.offset_share,
         rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
         later=policy.trained.residual_trained,
-        ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
+        ticks_per_frame=training.ticks_per_frame if recipe.spec.cameras else 1,
         seed=seed,
         cache_bytes=recipe.cache_bytes,
         echo=recipe.echo,
@@ -250,7 +251,7 @@ def make_trainer(
             min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
-        learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
+        learner, clock = Learner(policy, recipe.algorithm, recipe.training, seed), clock or MonotonicClock()
         check = _make_action_check(recipe, learner, dataset, store, seed)
         publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(

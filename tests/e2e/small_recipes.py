@@ -37,7 +37,7 @@ def small(recipe: Recipe) -> Recipe:
         recipe,
         make_policy=unhurried(recipe.make_policy),
         demonstrations=2,
-        algorithm=replace(recipe.algorithm, pretrain_steps=10, publish_every_s=1.0),
+        training=replace(recipe.training, pretrain_steps=10, publish_every_s=1.0),
         evaluator=replace(recipe.evaluator, episodes=1, every_s=1000.0, final_episodes=1, max_ticks=20),
         checkpoint_every_s=2.0,
     )

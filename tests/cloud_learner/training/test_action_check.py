@@ -162,7 +162,7 @@ def checked(directory, config=ActionCheckConfig(), read=observations):
 def ruin(bench, seed):
     """Random weights in place of the average's."""
     with torch.no_grad():
-        for average, other in zip(bench.learner._average.parameters(), policy(seed).module.parameters(), strict=True):
+        for average, other in zip(bench.learner.average.parameters(), policy(seed).module.parameters(), strict=True):
             average.copy_(10 * other + torch.randn(other.shape, generator=torch.Generator().manual_seed(seed)))
 
 
@@ -174,14 +174,14 @@ def test_normal_steps_pass_and_random_weights_do_not(tmp_path, caplog):
         measures = bench.publish().measures
         assert 0 < measures.action_change < 0.25
     assert 0 < bench.publisher.counts.quantization_change < 0.25
-    kept = [average.clone() for average in bench.learner._averages]
+    kept = [average.clone() for average in bench.learner.average.parameters()]
     for seed in (1, 2):
         ruin(bench, seed)
         assert bench.publish() is None
     counts = bench.publisher.counts
     assert sum(counts.refused.values()) == 2
     assert set(counts.refused) <= {VersionFault.moved, VersionFault.saturated}
-    for average, before in zip(bench.learner._averages, kept, strict=True):
+    for average, before in zip(bench.learner.average.parameters(), kept, strict=True):
         average.copy_(before)
     bench.train()
     assert bench.publish().delta is not None

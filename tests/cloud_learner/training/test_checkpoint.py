@@ -13,25 +13,30 @@ import torch
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.files import TEMPORARY
 from cloud_learner.training import checkpoint
+from cloud_learner.training.config import TrainingConfig
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch
 from policies.flow.config import FlowConfig
 from policies.flow.policy import FlowPolicy
+from tests.cloud_learner.training.batches import Batches
 from wire.errors import CorruptDataError, DiskFullError, StorageError
 from wire.types import Dimension, RobotSpec
 
 SPEC = RobotSpec("small", (Dimension("x", "m", -1.0, 1.0),), (Dimension("dx", "cm", -1.0, 1.0),), (), 20.0)
-CONFIG = HGDagger(batch=4, warmup_steps=3, draws=2)
+CONFIG, TRAINING = HGDagger(draws=2), TrainingConfig(batch=4, warmup_steps=3)
 
 
 def learner(seed=0):
     return Learner(
-        FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=8, layers=2), seed), CONFIG, seed
+        FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=8, layers=2), seed),
+        CONFIG,
+        TRAINING,
+        seed,
     )
 
 
 def train(subject, first, count):
-    return [subject.step(example_batch(SPEC, 2, seed)) for seed in range(first, first + count)]
+    return [subject.step(Batches(example_batch(SPEC, 2, seed)))["loss"] for seed in range(first, first + count)]
 
 
 def numbers(directory):
@@ -142,9 +147,9 @@ def test_moments_and_the_average_are_in_it(tmp_path):
     checkpoint.save(tmp_path, subject.state(), {})
     names = checkpoint.load_newest(tmp_path).state.tensors.keys()
     for name in (
-        "optimizer/exp_avg/fast.latent.weight",
-        "optimizer/step/fast.latent.bias",
-        "average/normalizer.std",
+        "policy/optimizer/exp_avg/fast.latent.weight",
+        "policy/optimizer/step/fast.latent.bias",
+        "policy/average/normalizer.std",
     ):
         assert name in names
     assert np.isfinite(train(subject, 1, 1)).all()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.training.config import PublisherConfig
+from cloud_learner.training.config import PublisherConfig, TrainingConfig
 from cloud_learner.training.learner import Learner
 from cloud_learner.training.publisher import PreparedVersion, VersionPublisher
 from cloud_learner.training.status import VersionFault
@@ -20,12 +20,13 @@ from policies.common.weights import unpack
 from policies.conformance.check import example_batch
 from policies.flow.config import FlowConfig
 from policies.flow.policy import FlowPolicy
+from tests.cloud_learner.training.batches import Batches
 from wire.errors import ConfigError, StorageError
 from wire.types import Dimension, PolicyVersion, RobotSpec
 from wire.weights.delta import Precision, apply, read_frames
 
 SPEC = RobotSpec("small", (Dimension("x", "m", -1.0, 1.0),), (Dimension("dx", "cm", -1.0, 1.0),), (), 20.0)
-CONFIG = HGDagger(batch=4, warmup_steps=3, draws=2)
+CONFIG, TRAINING = HGDagger(draws=2), TrainingConfig(batch=4, warmup_steps=3)
 
 
 class Robot:
@@ -51,14 +52,14 @@ class Bench:
     def __init__(self, directory, config=PublisherConfig(), save=None, seed=0):
         torch.set_num_threads(1)
         policy = FlowPolicy(SPEC, FlowConfig(state_dim=1, action_dim=1, horizon=2, width=32, layers=2), seed)
-        self.learner = Learner(policy, CONFIG, seed)
+        self.learner = Learner(policy, CONFIG, TRAINING, seed)
         self.directory, self.config = directory, config
         self.publisher = VersionPublisher(save or policy.save, directory, config)
         self.robot, self.steps = Robot(), 0
 
     def train(self, count=3):
         for _ in range(count):
-            self.learner.step(example_batch(SPEC, 2, self.steps))
+            self.learner.step(Batches(example_batch(SPEC, 2, self.steps)))
             self.steps += 1
 
     def submit(self, *, whole=False):
@@ -212,7 +213,7 @@ def test_it_goes_whole_when_told_to_and_when_its_parent_is_another_network(tmp_p
     assert bench.publish(whole=True).delta is None
     other = Bench(tmp_path / "other")
     other.learner.policy.module.register_buffer("extra", torch.zeros(100))
-    other.learner = Learner(other.learner.policy, CONFIG)
+    other.learner = Learner(other.learner.policy, CONFIG, TRAINING)
     other.robot, bench.learner = bench.robot, other.learner
     assert bench.publish().delta is None
 
@@ -233,7 +234,7 @@ def test_what_is_not_finite_is_refused_and_said_once(tmp_path, caplog, first):
     bench = Bench(tmp_path)
     if not first:
         bench.publish()
-    value = bench.learner._averages[0]
+    value = next(bench.learner.average.parameters())
     before = value.clone()
     for _ in range(3):
         value.view(-1)[1] = float("nan")

@@ -15,7 +15,7 @@ from fleet.launch import factories
 from tests.cloud_learner.training.test_trainer import Pretrained
 from wire.messages.gateway import Publish
 
-ALONE = replace(fake(), checkpoint_every_s=1e9, algorithm=replace(fake().algorithm, publish_every_s=1.0, batch=8))
+ALONE = replace(fake(), checkpoint_every_s=1e9, training=replace(fake().training, publish_every_s=1.0, batch=8))
 
 
 class Fleet(InProcessFleet):
@@ -140,7 +140,7 @@ def test_after_a_refusal_by_the_gateway_the_whole_goes(fleet, caplog):
 
 def test_weights_that_are_not_finite_are_never_published_and_training_goes_on(fleet, caplog):
     fleet.publish()
-    average = fleet.trainer.learner._averages[0].view(-1)
+    average = next(fleet.trainer.learner.average.parameters()).view(-1)
     kept = average[0].clone()
     for _ in range(5):
         average[0] = float("nan")
@@ -167,7 +167,7 @@ def test_weights_that_act_at_random_are_not_let_out(fleet):
     fleet.publish()
     fleet.publish()
     assert 0 < fleet.trainer.counts.publishing.action_change < 0.25
-    for average in fleet.trainer.learner._averages:
+    for average in fleet.trainer.learner.average.parameters():
         average.mul_(30)
     fleet.clock.advance(2 * 10**9)
     before = fleet.newest.number

@@ -39,7 +39,7 @@ def recipe():
         demonstrations=0,
         min_corrected_steps=0,
         checkpoint_every_s=0.0,
-        algorithm=replace(plain.algorithm, publish_every_s=0.1, batch=8),
+        training=replace(plain.training, publish_every_s=0.1, batch=8),
     )
 
 
@@ -100,7 +100,7 @@ def test_it_learns_from_the_first_correction_on(fleet):
     last = unpack((fleet.data.weights / fleet.ledger.newest_version().path).read_bytes())[1]
     assert any(not first[name].equal(tensor) for name, tensor in last.items())
     # far from `pretrain_steps`, which are for those that know nothing
-    assert fleet.ledger.version(2).version.gradient_steps < fleet.recipe.algorithm.pretrain_steps
+    assert fleet.ledger.version(2).version.gradient_steps < fleet.recipe.training.pretrain_steps
 
 
 def again(fleet):
@@ -156,11 +156,11 @@ def test_random_weights_still_wait_for_demonstrations(tmp_path):
 @pytest.mark.slow
 def test_online_it_draws_no_more_than_robots_bring_and_pretraining_does_not_count(tmp_path):
     plain = fake()
-    algorithm = replace(plain.algorithm, pretrain_steps=60, publish_every_s=0.1)
-    limited = replace(plain, samples_per_insert=1.0, algorithm=algorithm)
+    training = replace(plain.training, pretrain_steps=60, publish_every_s=0.1)
+    limited = replace(plain, samples_per_insert=1.0, training=training)
     fleet = InProcessFleet(tmp_path, limited)
     try:
-        drawn_per_step = algorithm.batch * algorithm.ticks_per_frame
+        drawn_per_step = training.batch * training.ticks_per_frame
         while fleet.trainer.phase != "online":
             fleet.turn(1, 1.0)
         before = fleet.trainer.learner.gradient_steps, fleet.ledger.totals().steps

@@ -82,7 +82,7 @@ def test_defaults_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest
     set_defaults(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
     recipe = get_recipe("pixels")
     tuned = Overrides(policy="echo:small").applied(recipe)
-    assert tuned.algorithm == replace(recipe.algorithm, **given)
+    assert tuned.training == replace(recipe.training, **given)
     assert tuned.slow.every_s == 3.0
     assert tuned.slow.max_age_s > 3.0, "a latent serves until the next one is there"
     assert tuned.chunking == recipe.chunking
