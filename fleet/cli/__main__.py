@@ -70,10 +70,18 @@ def ray_node(
 
 
 @app.command()
-def recipes() -> None:
-    """List the recipes."""
-    from fleet.config.recipes import RECIPES
+def recipes(
+    name: Annotated[str, typer.Argument(help="Show what --set may set of this one.", show_default=False)] = "",
+    config: options.Config = None,
+) -> None:
+    """List the recipes, or what can be set of one."""
+    from fleet.config.recipes import RECIPES, get_recipe
+    from fleet.config.settings import settings_of
 
+    if name:
+        for one in settings_of(get_recipe(name, config=config)):
+            typer.echo(f"{one.path}={one.text}  ({one.type})")
+        return
     for name, make in RECIPES.items():
         typer.echo(f"{name:10} {(make.__doc__ or '').partition(chr(10))[0]}")
 

@@ -113,11 +113,11 @@ class DataDirectory:
                 "and --store out, or choose a fresh --data."
             )
         # A URL may hold a password.
-        _write_note(self.root / "buffer.json", named, "noting where the buffer is", 0o600)
+        write_note(self.root / "buffer.json", named, "noting where the buffer is", 0o600)
 
     def _buffer_settings(self) -> BufferSettings:
         remedy = "It names the ledger's and the store's URL, and cache_bytes, a whole number from 0."
-        found = _read_note(self.root / "buffer.json", BufferSettings, "reading where the buffer is", remedy)
+        found = read_note(self.root / "buffer.json", BufferSettings, "reading where the buffer is", remedy)
         return found or BufferSettings()
 
     @property
@@ -139,6 +139,21 @@ class DataDirectory:
         return self.root / "published"
 
     @property
+    def trained(self) -> Path:
+        """The weights that `vla-fleet train` wrote in the end."""
+        return self.root / "trained.safetensors"
+
+    @property
+    def training(self) -> Path:
+        """Its checkpoints, apart from those of a fleet's trainer."""
+        return self.root / "training"
+
+    @property
+    def runs(self) -> Path:
+        """What was started here, with which settings (`fleet.config.run_record`)."""
+        return self.root / "runs"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -152,7 +167,7 @@ class DataDirectory:
 
     def note_gateway(self, address: str) -> None:
         """Note where it listens, for commands on this machine. Raises `StorageError`."""
-        _write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
+        write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
 
     def edge(self, name: str) -> Path:
         return self.root / "edges" / name
@@ -186,13 +201,13 @@ class DataDirectory:
     def identity(self) -> RunIdentity | None:
         """What the directory belongs to, None when no fleet began there. Raises `StorageError`."""
         remedy = "Move it away to start a fresh fleet there."
-        return _read_note(self.root / "fleet.json", RunIdentity, "reading the data directory", remedy)
+        return read_note(self.root / "fleet.json", RunIdentity, "reading the data directory", remedy)
 
     def _identify(self, identity: RunIdentity) -> None:
         self.require(identity)
         found = self.identity()
         if found is None or found.config != identity.config:
-            _write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
+            write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
 
     def steps_recorded(self, robot: str) -> int | None:
         """Steps the robot's spool ever took in, None when nobody can say here. The robot must be stopped."""
@@ -225,8 +240,8 @@ class DataDirectory:
             )
 
 
-def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | None:
-    """What `_write_note` wrote, None when nobody did."""
+def read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | None:
+    """What `write_note` wrote, None when nobody did."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError):
@@ -237,7 +252,7 @@ def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | N
         raise CorruptDataError(f"{path} cannot be read ({error}). {remedy}") from error
 
 
-def _write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
+def write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
     """Write it whole and for good."""
     text = note.encode() if isinstance(note, str) else msgspec.json.format(msgspec.json.encode(note))
     with storage_errors(what, path):

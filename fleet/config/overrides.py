@@ -1,10 +1,10 @@
-"""What the command line may change in a recipe for one run: policy, driver, strategy, speed, injected latency."""
+"""What the command line may change in a recipe for one run: policy, driver, pace, latency, and any single setting."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +15,8 @@ from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipe import Recipe
 from fleet.config.robot_config import RobotConfigText, read_json, read_robot_config
+from fleet.config.settings import with_settings
+from fleet.config.weights_source import SourceKind, parse_source
 from fleet.evaluation.injected_delay import parse_delay
 from hal.registry import make_robot, read_config
 from policies.interface.policy import LearnedPolicy
@@ -54,6 +56,24 @@ PolicyName = Annotated[
     ),
 ]
 PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a file of JSON or TOML.")]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        show_default=False,
+        help="Set a field of the recipe, such as training.learning_rate=1e-4; may be repeated. `vla-fleet recipes "
+        "NAME` lists all.",
+    ),
+]
+Start = Annotated[
+    str,
+    unset(
+        "Begin with these weights: a weights file, DATA[:VERSION], what `vla-fleet train` made, or the directory of a "
+        "lerobot checkpoint; default: the policy's first ones.",
+        "--from",
+    ),
+]
 
 ResetBy = Annotated[
     str,
@@ -71,7 +91,7 @@ EpisodeTime = Annotated[float, unset("Seconds an episode may last, whoever drive
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """'' and 0 leave what the recipe says. Raises `ConfigError` for what cannot be understood."""
+    """'', 0 and nothing leave what the recipe says. Raises `ConfigError` for what cannot be understood."""
 
     strategy: Strategy = ""
     delay: Delay = ""
@@ -80,6 +100,8 @@ class Overrides:
     robot_config: RobotConfig = ""
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
+    set_: Settings = field(default_factory=list)
+    from_: Start = ""
     reset_by: ResetBy = ""
     judged_by: JudgedBy = ""
     reset_time_s: ResetTime = 0.0
@@ -96,8 +118,23 @@ class Overrides:
             if who not in ("", *_WHO):
                 raise ConfigError(f"{option} {who}: there are {' and '.join(_WHO)}.")
         self.rules(EpisodeRules())
+        if self.from_:
+            self._settle_start()
         if self.policy_config and not self.policy:
             raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
+
+    def _settle_start(self) -> None:
+        """A lerobot checkpoint is a policy of its own; what else training begins with means the same everywhere."""
+        start = parse_source(self.from_, "--from")
+        policy, start_text = self.policy, str(start)
+        if start.kind == SourceKind.untrained:
+            raise ConfigError("--from untrained: that is how training begins anyway; leave it out.")
+        if start.kind == SourceKind.checkpoint:
+            if policy:
+                raise ConfigError(f"--from {self.from_} is a policy of its own: leave --policy {policy} out.")
+            policy, start_text = f"lerobot:{start.path}", ""
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "from_", start_text)
 
     def given(self, only: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Those of `only` that say something, by name; the policy's mean the same in every working directory."""
@@ -141,12 +178,19 @@ class Overrides:
         )
         loop = replace(recipe.loop, episodes=self.rules(recipe.loop.episodes))
         recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay, loop=loop)
+        if self.from_:
+            # It acts already: nothing is demonstrated to it first.
+            recipe = replace(recipe, start=parse_source(self.from_, "--from"), demonstrations=0)
         choice = self.choice()
         if choice is not None:
-            return with_policy(recipe, choice)
+            return with_policy(recipe, choice, self.set_)
         if recipe.tiny:
             recipe.make_policy(recipe.spec, 0)
-        return recipe
+        return with_settings(recipe, self.set_)
+
+    def set_in(self, recipe: Recipe) -> Recipe:
+        """`recipe` with its settings alone, for a process that runs no policy. Raises `ConfigError`."""
+        return with_settings(recipe, self.set_)
 
     def _driven(self, recipe: Recipe) -> Recipe:
         kind = self.robot or recipe.robot
@@ -159,8 +203,9 @@ class Overrides:
         return replace(recipe, robot=kind, robot_config=config)
 
 
-def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
-    """`recipe` with the policy of `choice`, its training and pace as `PolicyDefaults` wants them.
+def with_policy(recipe: Recipe, choice: PolicyChoice, settings: Sequence[str] = ()) -> Recipe:
+    """`recipe` with the policy of `choice`, its training and pace as `PolicyDefaults` wants them unless `settings`
+    (`fleet.config.settings`) say otherwise.
 
     Chunks that are too short for the recipe's `execute_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
@@ -175,21 +220,28 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
         ticks = usable // 2
     if ticks < 1:
         raise ConfigError(_too_short(wanted.horizon, 1, recipe, choice))
-
-    def make(spec: RobotSpec, seed: int) -> LearnedPolicy:
-        policy = make_policy(choice, spec, seed)
-        if policy.horizon // speed_up <= ticks:
-            raise ConfigError(_too_short(policy.horizon, ticks, recipe, choice))
-        return policy
-
-    return replace(
+    tuned = replace(
         recipe,
-        make_policy=make,
         training=replace(recipe.training, **training),
         slow=slow,
         chunking=replace(recipe.chunking, execute_ticks=ticks),
-        demonstrations=given.get("demonstrations", recipe.demonstrations),
+        demonstrations=0 if recipe.start else given.get("demonstrations", recipe.demonstrations),
     )
+    tuned = with_settings(tuned, settings)
+
+    def check(horizon: int) -> None:
+        ticks, speed_up = tuned.chunking.execute_ticks, tuned.chunking.speed_up
+        if horizon // speed_up <= ticks:
+            raise ConfigError(_too_short(horizon, ticks, tuned, choice))
+
+    def make(spec: RobotSpec, seed: int) -> LearnedPolicy:
+        policy = make_policy(choice, spec, seed)
+        check(policy.horizon)
+        return policy
+
+    if wanted.horizon is not None:
+        check(wanted.horizon)
+    return replace(tuned, make_policy=make)
 
 
 def _too_short(horizon: int | None, ticks: int, recipe: Recipe, choice: PolicyChoice) -> str:

@@ -25,9 +25,12 @@ PORT = 5760
 WEB_PORT = 8080
 THINK_PORT = 5761
 RELAY_PORT = 5763
-POLICY = ("policy", "policy_config")
+SETTINGS = ("set_",)
+POLICY = ("policy", "policy_config", *SETTINGS)
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
+LEARNED = ("from_",)
+"""where training begins"""
 EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
@@ -144,6 +147,7 @@ class GatewayOptions(ProcessOptions):
     ] = ""
     retention: RetentionText = ""
     canary: Canary = 0.0
+    overrides: Annotated[Overrides, SETTINGS] = NOTHING
 
     @property
     def heard_stop_port(self) -> int:
@@ -183,7 +187,7 @@ class UpOptions(GatewayOptions):
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
-    overrides: Annotated[Overrides, SIMULATED] = NOTHING
+    overrides: Annotated[Overrides, (*SIMULATED, *LEARNED)] = NOTHING
 
     def check(self) -> None:
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
@@ -215,7 +219,7 @@ class TrainerOptions(ClientOptions):
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
-    overrides: Annotated[Overrides, POLICY] = NOTHING
+    overrides: Annotated[Overrides, (*POLICY, *LEARNED)] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +236,7 @@ class DemonstratorOptions(ClientOptions):
     name: Name = "demonstrator"
     first_seed: Annotated[int, typer.Option(help="Seed of the first demonstration.")] = 0
     episodes: Annotated[int, typer.Option(help="How many in all; 0: as the recipe says.")] = 0
+    overrides: Annotated[Overrides, SETTINGS] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +354,7 @@ def default(one: dataclasses.Field[Any]) -> Any:
 
 def as_arguments(name: str, value: Any) -> Collection[str]:
     """One option of a command line."""
-    option = name.replace("_", "-")
+    option = name.rstrip("_").replace("_", "-")
     if isinstance(value, bool):
         return (f"--{option}" if value else f"--no-{option}",)
     if isinstance(value, list):

@@ -12,6 +12,7 @@ from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.training.config import ActionCheckConfig, PublisherConfig, TrainingConfig
+from fleet.config.weights_source import WeightsSource
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
@@ -67,6 +68,8 @@ class Recipe:
     """that the robot's driver takes long to import: `up` imports them once for all its processes"""
     config: Path | None = None
     """the file that it was made from (--config); filled in by `get_recipe`"""
+    start: WeightsSource | None = None
+    """weights that training begins with (--from), in place of the policy's first ones"""
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     """how chunks are asked for, and what is done about actions that come late"""
     delay: str = "0"
@@ -92,8 +95,9 @@ class Recipe:
     action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)
     """which versions are not let out for what they do"""
     retention: Retention = field(default_factory=Retention)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """what of the experience is forgotten by itself; nothing unless it says so"""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """how versions are tried before all robots run them"""
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""
     echo: float = 1.0

@@ -49,7 +49,7 @@ def run_gateway(options: GatewayOptions) -> None:
     from cloud_learner.operator.app import serve
 
     urgent_threads()
-    recipe, data = options.make_recipe(), DataDirectory(options.root)
+    recipe, data = options.overrides.set_in(options.make_recipe()), DataDirectory(options.root)
     recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
     if options.canary:
         recipe = replace(recipe, rollout=replace(recipe.rollout, canary=options.canary))
@@ -156,7 +156,7 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
     """Record demonstrations of the scripted operator and send them to the gateway."""
     from fleet.evaluation.demonstrations import demonstrate
 
-    recipe, data = simulated(options.make_recipe()), DataDirectory(options.root)
+    recipe, data = simulated(options.overrides.set_in(options.make_recipe())), DataDirectory(options.root)
     count = options.episodes or recipe.demonstrations * len(recipe.tasks)
     name = options.name
     with gateway_channel(options, name) as channel:

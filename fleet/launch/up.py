@@ -60,9 +60,8 @@ class Up:
         self.options = options
         self.overrides = options.overrides
         self.recipe: Recipe = options.make_recipe(options.seed)
-        if not self._builds:
-            # What cannot work is said here, once, rather than by every part.
-            self.recipe = self.overrides.applied(self.recipe)
+        # What cannot work is said here, once, rather than by every part.
+        self.recipe = self.overrides.set_in(self.recipe) if self._builds else self.overrides.applied(self.recipe)
         self.data = DataDirectory(options.root.resolve())
         self.counters = RunCounters()
         self._refusals = RejectionLog()

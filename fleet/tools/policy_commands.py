@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
+from fleet.config.weights_source import read_version
 from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
@@ -29,7 +29,6 @@ from policies.tokens.tokenizer import ActionTokenizer
 from policies.tokens.tokenizer import report as token_report
 from wire.errors import (
     ConfigError,
-    CorruptDataError,
     FleetError,
     InvalidDataError,
     PolicyError,
@@ -158,27 +157,6 @@ def export_version(root: Path, version: int, out: Path) -> int:
     policy.load(weights, number)
     export(policy, out)
     return number
-
-
-def read_version(root: Path, version: int) -> tuple[int, bytes]:
-    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
-    `CorruptDataError`.
-    """
-    data = DataDirectory(root)
-    with data.open_buffer() as (ledger, _store):
-        newest = ledger.newest_version()
-        if newest is None:
-            raise ConfigError(f"--data {root}: nothing was published there yet.")
-        number = version or newest.version.number
-        row = ledger.version(number)
-        if row is None:
-            raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
-    path = data.weights / row.path
-    with storage_errors(f"reading version {number}", path):
-        weights = path.read_bytes()
-    if hashlib.sha256(weights).hexdigest() != row.version.sha256:
-        raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
-    return number, weights
 
 
 def recorded_examples(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:
