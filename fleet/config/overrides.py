@@ -11,6 +11,7 @@ import msgspec
 import typer
 from msgspec.structs import asdict
 
+from cloud_learner.algorithms.registry import get_algorithm
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipe import Recipe
@@ -53,6 +54,10 @@ PolicyName = Annotated[
         "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
 ]
+AlgorithmName = Annotated[
+    str,
+    unset("Another algorithm: one of docs/algorithms.md, or module:Config for your own; default: the recipe's."),
+]
 PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a file of JSON or TOML.")]
 
 ResetBy = Annotated[
@@ -80,6 +85,7 @@ class Overrides:
     robot_config: RobotConfig = ""
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
+    algorithm: AlgorithmName = ""
     reset_by: ResetBy = ""
     judged_by: JudgedBy = ""
     reset_time_s: ResetTime = 0.0
@@ -141,6 +147,8 @@ class Overrides:
         )
         loop = replace(recipe.loop, episodes=self.rules(recipe.loop.episodes))
         recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay, loop=loop)
+        if self.algorithm and not isinstance(recipe.algorithm, type(algorithm := get_algorithm(self.algorithm))):
+            recipe = replace(recipe, algorithm=algorithm)
         choice = self.choice()
         if choice is not None:
             return with_policy(recipe, choice)

@@ -28,6 +28,7 @@ RELAY_PORT = 5763
 POLICY = ("policy", "policy_config")
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
+LEARNING = ("algorithm", *POLICY)
 EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
@@ -183,7 +184,7 @@ class UpOptions(GatewayOptions):
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
-    overrides: Annotated[Overrides, SIMULATED] = NOTHING
+    overrides: Annotated[Overrides, ("algorithm", *SIMULATED)] = NOTHING
 
     def check(self) -> None:
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
@@ -215,7 +216,7 @@ class TrainerOptions(ClientOptions):
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
-    overrides: Annotated[Overrides, POLICY] = NOTHING
+    overrides: Annotated[Overrides, LEARNING] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
