@@ -13,15 +13,18 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 from safetensors import SafetensorError
 
 from cloud_learner.buffer.files import remove_leftovers, remove_quietly, write_durably
-from cloud_learner.training.learner import LearnerState
-from wire.errors import CorruptDataError, StorageError, WeightsError, storage_error
+from cloud_learner.training.learner import Learner, LearnerState
+from wire.errors import CorruptDataError, InvalidDataError, StorageError, WeightsError, storage_error
 from wire.untrusted import read_safetensors_header, require_file
+
+if TYPE_CHECKING:
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,29 @@ def load_newest(directory: Path) -> Checkpoint | None:
             "the recorded data, which is not affected."
         )
     return None
+
+
+def save_run(directory: Path, learner: Learner, source: ReplayDataset, meta: dict[str, Any]) -> None:
+    """Write what `resume_run` needs: the learner, where sampling is, and `meta`. Raises as `save` does."""
+    save(directory, learner.state(), {**meta, "sampling": source.state()})
+
+
+def resume_run(directory: Path, learner: Learner, source: ReplayDataset) -> dict[str, Any] | None:
+    """Go on from the newest checkpoint; its `meta`, None when there is none.
+
+    Sampling begins anew where it cannot go on: the weights are what matters, and it costs nothing but the exact order
+    of batches. Raises `PolicyError` for a checkpoint of another network, and as `load_newest` does.
+    """
+    found = load_newest(directory)
+    if found is None:
+        return None
+    learner.restore(found.state)
+    try:
+        if not source.restore(found.meta["sampling"]):
+            log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
+    except InvalidDataError as error:
+        log.warning("sampling begins anew: %s", error)
+    return found.meta
 
 
 def _read(path: Path) -> Checkpoint:

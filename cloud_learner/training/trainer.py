@@ -31,7 +31,7 @@ from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire import codec
 from wire.clock import Clock, clock_name
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 from wire.messages.gateway import (
     Hello,
     HelloAck,
@@ -157,13 +157,8 @@ class Trainer:
         """Write a checkpoint now. Raises `StorageError`; the earlier ones are then untouched."""
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
         self._note_drawn()
-        meta = {
-            "version": self._version,
-            "phase": self.phase,
-            "sampling": self._source.state(),
-            "trained": sorted(self._trained_on),
-        }
-        checkpoint.save(self._checkpoints, self.learner.state(), meta)
+        meta = {"version": self._version, "phase": self.phase, "trained": sorted(self._trained_on)}
+        checkpoint.save_run(self._checkpoints, self.learner, self._source, meta)
         self._publisher.on_checkpoint(self._version)
         self.counts.saved_ns = self._clock.now_ns()
 
@@ -174,20 +169,13 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint. Raises `PolicyError` when it is of another network."""
-        found = checkpoint.load_newest(self._checkpoints)
-        if found is None:
+        meta = checkpoint.resume_run(self._checkpoints, self.learner, self._source)
+        if meta is None:
             return
-        self.learner.restore(found.state)
-        try:
-            if not self._source.restore(found.meta["sampling"]):
-                log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
-        except InvalidDataError as error:
-            # The weights are what matters: sampling anew costs nothing but the exact order of batches.
-            log.warning("sampling begins anew: %s", error)
-        self.phase = TrainerPhase(found.meta["phase"])
-        self._version = found.meta["version"]
+        self.phase = TrainerPhase(meta["phase"])
+        self._version = meta["version"]
         self._ancestors_trained_on = self._ledger.known_to(self._version)
-        self._trained_on = set(found.meta["trained"])
+        self._trained_on = set(meta["trained"])
         if self._version:
             self._published_at_step = self.learner.gradient_steps
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)

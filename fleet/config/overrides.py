@@ -11,6 +11,7 @@ import msgspec
 import typer
 from msgspec.structs import asdict
 
+from cloud_learner.algorithms.registry import get_algorithm
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipe import Recipe
@@ -54,6 +55,10 @@ PolicyName = Annotated[
     unset(
         "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
+]
+AlgorithmName = Annotated[
+    str,
+    unset("Another algorithm: one of docs/algorithms.md, or module:Config for your own; default: the recipe's."),
 ]
 PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a file of JSON or TOML.")]
 Settings = Annotated[
@@ -100,6 +105,7 @@ class Overrides:
     robot_config: RobotConfig = ""
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
+    algorithm: AlgorithmName = ""
     set_: Settings = field(default_factory=list)
     from_: Start = ""
     reset_by: ResetBy = ""
@@ -143,6 +149,9 @@ class Overrides:
         if choice is not None:
             config = json.dumps(choice.config) if choice.config else ""
             same = replace(self, policy=str(choice), policy_config=config)
+        if "algorithm" not in only:
+            # Who is not told of the algorithm has the recipe's, whose fields may be others.
+            same = replace(same, set_=[one for one in same.set_ if not one.startswith("algorithm.")])
         for one in fields(same):
             if one.name in only and (value := getattr(same, one.name)):
                 yield one.name, value
@@ -181,6 +190,7 @@ class Overrides:
         if self.from_:
             # It acts already: nothing is demonstrated to it first.
             recipe = replace(recipe, start=parse_source(self.from_, "--from"), demonstrations=0)
+        recipe = self._learned(recipe)
         choice = self.choice()
         if choice is not None:
             return with_policy(recipe, choice, self.set_)
@@ -190,7 +200,12 @@ class Overrides:
 
     def set_in(self, recipe: Recipe) -> Recipe:
         """`recipe` with its settings alone, for a process that runs no policy. Raises `ConfigError`."""
-        return with_settings(recipe, self.set_)
+        return with_settings(self._learned(recipe), self.set_)
+
+    def _learned(self, recipe: Recipe) -> Recipe:
+        if self.algorithm and not isinstance(recipe.algorithm, type(algorithm := get_algorithm(self.algorithm))):
+            return replace(recipe, algorithm=algorithm)
+        return recipe
 
     def _driven(self, recipe: Recipe) -> Recipe:
         kind = self.robot or recipe.robot

@@ -29,8 +29,7 @@ SETTINGS = ("set_",)
 POLICY = ("policy", "policy_config", *SETTINGS)
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
-LEARNED = ("from_",)
-"""where training begins"""
+LEARNING = ("algorithm", "from_", *POLICY)
 EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
@@ -187,7 +186,7 @@ class UpOptions(GatewayOptions):
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
-    overrides: Annotated[Overrides, (*SIMULATED, *LEARNED)] = NOTHING
+    overrides: Annotated[Overrides, ("algorithm", "from_", *SIMULATED)] = NOTHING
 
     def check(self) -> None:
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
@@ -219,7 +218,7 @@ class TrainerOptions(ClientOptions):
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
-    overrides: Annotated[Overrides, (*POLICY, *LEARNED)] = NOTHING
+    overrides: Annotated[Overrides, LEARNING] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from cloud_learner.operator.view import FleetView
     from cloud_learner.training.action_check import ActionCheck
     from cloud_learner.training.learner import Learner
+    from cloud_learner.training.offline.offline_trainer import OfflineTrainer
     from cloud_learner.training.trainer import Trainer
     from policies.interface.policy import LearnedPolicy
 
@@ -222,47 +224,35 @@ def make_trainer(
     Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read, and
     `InvalidDataError` for an unknown snapshot.
     """
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.config import TrainerConfig
-    from cloud_learner.training.learner import Learner
     from cloud_learner.training.publisher import VersionPublisher
     from cloud_learner.training.trainer import Trainer
 
     with contextlib.ExitStack() as undo:
-        # before the policy is built, which takes a while: who waits for the buffer asks often
-        ledger, store = data.buffer.open_reader()
-        undo.callback(ledger.close)
-        undo.callback(store.close)
-        until_row = ledger.snapshot_row(snapshot) if snapshot else 0
-        policy = recipe.make_policy(recipe.spec, seed)
-        asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
-        dataset = ReplayDataset(ledger, store, recipe.spec, asked)
-        undo.enter_context(dataset)
-        pretrained = getattr(policy, "pretrained", False)
+        parts = _open_learning(undo, recipe, data, seed, snapshot)
         # what is there once and for all, and how much is learned of it, has been chosen by whoever says so
-        bounded = pretrained and not (snapshot or max_steps)
+        bounded = parts.pretrained and not (snapshot or max_steps)
         config = TrainerConfig(
             # a snapshot has what it has
             demonstrations=0 if snapshot else recipe.demonstrations * len(recipe.tasks),
             checkpoint_every_s=recipe.checkpoint_every_s,
             max_steps=max_steps,
-            pretrained=pretrained,
+            pretrained=parts.pretrained,
             by_people=recipe.people_only,
             min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
-        learner, clock = Learner(policy, recipe.algorithm, recipe.training, seed), clock or MonotonicClock()
-        check = _make_action_check(recipe, learner, dataset, store, seed)
-        publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
+        check = _make_action_check(recipe, parts, seed)
+        publisher = VersionPublisher(parts.policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
             name,
-            learner,
-            policy.set_normalization,
-            dataset,
-            ledger,
+            parts.learner,
+            parts.policy.set_normalization,
+            parts.dataset,
+            parts.ledger,
             gateway,
             data.checkpoints,
-            clock,
+            clock or MonotonicClock(),
             config,
             publisher,
         )
@@ -270,9 +260,61 @@ def make_trainer(
     return trainer
 
 
-def _make_action_check(
-    recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
-) -> ActionCheck | None:
+@contextlib.contextmanager
+def open_offline_trainer(
+    recipe: Recipe, data: DataDirectory, run: DataDirectory, seed: int, steps: int, snapshot: str = ""
+) -> Iterator[OfflineTrainer]:
+    """Trains on the buffer in `data`, or on what a `snapshot` of it holds, with its checkpoints in `run`.
+
+    Raises as `make_trainer` does, and what `OfflineTrainer` raises.
+    """
+    from cloud_learner.training.offline.offline_trainer import OfflineConfig, OfflineTrainer
+
+    with contextlib.ExitStack() as held:
+        parts = _open_learning(held, recipe, data, seed, snapshot)
+        config = OfflineConfig(steps, recipe.checkpoint_every_s, parts.pretrained)
+        yield OfflineTrainer(
+            parts.learner, parts.policy.set_normalization, parts.dataset, run.training, MonotonicClock(), config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Learning:
+    """What every trainer has, on an open buffer."""
+
+    ledger: Ledger
+    store: SegmentStore
+    policy: LearnedPolicy
+    pretrained: bool
+    dataset: ReplayDataset
+    learner: Learner
+
+
+def _open_learning(
+    undo: contextlib.ExitStack, recipe: Recipe, data: DataDirectory, seed: int, snapshot: str
+) -> _Learning:
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
+    from cloud_learner.training.learner import Learner
+
+    # before the policy is built, which takes a while: who waits for the buffer asks often
+    ledger, store = data.buffer.open_reader()
+    undo.callback(ledger.close)
+    undo.callback(store.close)
+    until_row = ledger.snapshot_row(snapshot) if snapshot else 0
+    policy = recipe.make_policy(recipe.spec, seed)
+    pretrained = getattr(policy, "pretrained", False)
+    if recipe.start is not None and (weights := recipe.start.read()) is not None:
+        policy.load(weights.data, 0)
+        pretrained = True
+    asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
+    dataset = ReplayDataset(ledger, store, recipe.spec, asked)
+    undo.enter_context(dataset)
+    return _Learning(
+        ledger, store, policy, pretrained, dataset, Learner(policy, recipe.algorithm, recipe.training, seed)
+    )
+
+
+def _make_action_check(recipe: Recipe, parts: _Learning, seed: int) -> ActionCheck | None:
     """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
     from cloud_learner.buffer.loading.observations import choose_rows, read_observations
     from cloud_learner.training.action_check import ActionCheck, HeldSource
@@ -281,12 +323,12 @@ def _make_action_check(
     if not recipe.action_check.observations:
         return None
     policy = recipe.make_policy(recipe.spec, seed)
-    share_frozen(policy.module, learner.policy.module)
+    share_frozen(policy.module, parts.policy.module)
     source = HeldSource(
-        lambda count: choose_rows(dataset.universe, count),
-        lambda rows: read_observations(rows, store.read, recipe.spec, recipe.instructions),
+        lambda count: choose_rows(parts.dataset.universe, count),
+        lambda rows: read_observations(rows, parts.store.read, recipe.spec, recipe.instructions),
     )
-    return ActionCheck(policy, source, recipe.action_check, learner.random_lock)
+    return ActionCheck(policy, source, recipe.action_check, parts.learner.random_lock)
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -303,6 +303,35 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
+        return self._loss(batch, by_sample=False)
+
+    def sample_losses(self, batch: Batch) -> torch.Tensor:
+        """As `Imitates`."""
+        return self._loss(batch, by_sample=True)
+
+    def conditioning(self, batch: Batch, module: nn.Module | None = None) -> Conditioning:
+        """As `Flows`."""
+        network, read = self.module if module is None else cast(FlowNetwork, module), self._read_batch(batch)
+        arrays, words = read.arrays, self._instruction_ids(read.instructions)
+        state = arrays["state"]
+        latent = network.encode(list(read.images.values()), words, arrays.get("seen_state", state[:, 0]))
+        advantage = arrays["advantage"].long() if "advantage" in arrays else None
+        return Conditioning(latent, network.normalizer(state), arrays.get("frame_age"), advantage=advantage)
+
+    def velocity(
+        self, given: Conditioning, actions: torch.Tensor, time: torch.Tensor, module: nn.Module | None = None
+    ) -> torch.Tensor:
+        """As `Flows`."""
+        network = self.module if module is None else cast(FlowNetwork, module)
+        return network.velocity(given, actions, time)
+
+    def features(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Encodes`: the latent and the normalised state."""
+        given = self.conditioning(batch, module)
+        steps = given.state.shape[1]
+        return torch.cat([given.latent.float()[:, None].expand(-1, steps, -1), given.state], -1)
+
+    def _loss(self, batch: Batch, *, by_sample: bool) -> torch.Tensor:
         read = self._read_batch(batch)
         arrays = read.arrays
         arrays["actions"] = (arrays["actions"] - self._middle) / self._half
@@ -311,7 +340,8 @@ class FlowPolicy(NetworkPolicy):
                 arrays[name] = index = arrays[name].long()
                 if not bool(((index >= 0) & (index < count)).all()):
                     raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
-        return self.module.loss(list(read.images.values()), self._instruction_ids(read.instructions), arrays)
+        words = self._instruction_ids(read.instructions)
+        return self.module.loss(list(read.images.values()), words, arrays, by_sample=by_sample)
 
     def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:

@@ -206,6 +206,8 @@ class TokenNetwork(nn.Module):
         weights: torch.Tensor,
         age: torch.Tensor | None,
         fixed: bool,
+        *,
+        by_sample: bool = False,
     ) -> torch.Tensor:
         """Cross-entropy of each token behind those before it (pi0-FAST, arXiv 2501.09747, section V.A):
 
@@ -213,6 +215,7 @@ class TokenNetwork(nn.Module):
 
         images: uint8[b, h, w, 3] per camera; instructions: int64[b, words]; state: [b, k, ds]; chunks: b * k lists of
         tokens; weights: [b, k]; age: [b, k, 1] ticks. With `fixed` every chunk has as many tokens, so none ends.
+        `by_sample`: [b, k] - w_i sum_t log p instead.
         Online statistics take the states in afterwards, as those of `FlowNetwork.loss` do.
         """
         b, k = state.shape[:2]
@@ -227,6 +230,8 @@ class TokenNetwork(nn.Module):
         self.image_losses = (errors.detach().sum(1) / counts.sum(1).clamp_min(1e-6)).float()
         if self.normalizer.online and self.training and torch.is_grad_enabled():
             self.normalizer.update(state)
+        if by_sample:
+            return errors
         return errors.sum() / counts.sum().clamp_min(1e-6)
 
 

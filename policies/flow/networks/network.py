@@ -59,9 +59,14 @@ class FlowNetwork(nn.Module):
         return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
     def loss(
-        self, images: Sequence[torch.Tensor], tokens: torch.Tensor, arrays: Mapping[str, torch.Tensor]
+        self,
+        images: Sequence[torch.Tensor],
+        tokens: torch.Tensor,
+        arrays: Mapping[str, torch.Tensor],
+        *,
+        by_sample: bool = False,
     ) -> torch.Tensor:
-        """Conditional flow matching, the mean over the actions that `mask` keeps.
+        """Conditional flow matching, the mean over the actions that `mask` keeps; `by_sample`: [b, k], each one's.
 
         Lipman et al. 2023, arXiv 2210.02747, equation 23 with sigma_min = 0, noise e and actions a:
 
@@ -96,13 +101,13 @@ class FlowNetwork(nn.Module):
         """
         state = arrays["state"]
         latent = self.encode(images, tokens, arrays.get("seen_state", state[:, 0]))
-        loss = self._loss(latent, arrays)
+        loss = self._loss(latent, arrays, by_sample)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
         return loss
 
-    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor], by_sample: bool) -> torch.Tensor:
         state, actions, mask, age = arrays["state"], arrays["actions"], arrays["mask"], arrays.get("frame_age")
         flow_mask, committed = mask, None
         kept = mask[..., None].expand_as(actions).flatten(2)
@@ -122,7 +127,7 @@ class FlowNetwork(nn.Module):
         output = self.fast(given, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
-        loss = errors.sum() / kept.sum()
+        loss = errors.sum(2) / kept.sum(2).clamp_min(1) if by_sample else errors.sum() / kept.sum()
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
         if self.config.residual and "later_state" in arrays:
             base = self._rough(given._replace(committed=None)).unflatten(-1, actions.shape[2:])
@@ -135,6 +140,11 @@ class FlowNetwork(nn.Module):
         seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
         foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
         return loss + self.config.ahead_weight * (foretold - moved).square().mean()
+
+    def velocity(self, given: Conditioning, actions: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """float[b, k, H * da] of the flow at actions [b, k, H * da] and time [b, k, 1] below 1."""
+        output = self.fast(given, actions, time).float()
+        return output if self.config.predict != "action" else (output - actions) / (1 - time)
 
     def _draw_committed(self, mask: torch.Tensor) -> torch.Tensor:
         """bool[b, k, H]: actions that count as committed, always real ones and never all of a sample."""
