@@ -148,6 +148,13 @@ class GatewayOptions(ProcessOptions):
     canary: Canary = 0.0
     overrides: Annotated[Overrides, SETTINGS] = NOTHING
 
+    def resolved(self, recipe: recipes.Recipe) -> recipes.Recipe:
+        """`recipe` with what these options say of it. Raises `ConfigError`."""
+        recipe = dataclasses.replace(recipe, retention=read_retention(self.retention, recipe.retention))
+        if self.canary:
+            recipe = dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, canary=self.canary))
+        return recipe
+
     @property
     def heard_stop_port(self) -> int:
         """Where stops are heard, 0: at a free port."""
@@ -187,6 +194,10 @@ class UpOptions(GatewayOptions):
     max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
     overrides: Annotated[Overrides, ("algorithm", "from_", *SIMULATED)] = NOTHING
+
+    def resolved(self, recipe: recipes.Recipe) -> recipes.Recipe:
+        recipe = super().resolved(recipe)
+        return dataclasses.replace(recipe, staleness=read_staleness(self.max_lag, recipe.staleness))
 
     def check(self) -> None:
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import read_retention, read_staleness
+from fleet.config.overrides import read_staleness
 from fleet.config.process_options import (
     ClientOptions,
     DemonstratorOptions,
@@ -25,13 +25,14 @@ from fleet.config.process_options import (
     TrainerOptions,
 )
 from fleet.config.recipe import Recipe
+from fleet.config.run_record import keep_record, make_record
 from fleet.launch import factories
 from hal.driver_host.priority import idle
 from hal.interfaces.robot import is_real
 from hal.registry import make_robot
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
+from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError, StorageError
 from wire.messages.gateway import Evaluate
 from wire.transport.keys import GATEWAY, load_pair
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
@@ -49,10 +50,8 @@ def run_gateway(options: GatewayOptions) -> None:
     from cloud_learner.operator.app import serve
 
     urgent_threads()
-    recipe, data = options.overrides.set_in(options.make_recipe()), DataDirectory(options.root)
-    recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
-    if options.canary:
-        recipe = replace(recipe, rollout=replace(recipe.rollout, canary=options.canary))
+    recipe = options.resolved(options.overrides.set_in(options.make_recipe()))
+    data = DataDirectory(options.root)
     data.keep_buffer_at(options.ledger, options.store, options.gateway_name)
     allow_connections()
     shutdown = ShutdownSignal()
@@ -115,6 +114,20 @@ def run_trainer(options: TrainerOptions) -> None:
         )
         if trainer is None:
             return
+        overrides = options.overrides
+        record = make_record(
+            "trainer",
+            recipe,
+            options.seed,
+            overrides.choice(),
+            overrides.set_,
+            snapshot=options.snapshot,
+            steps=options.max_steps,
+        )
+        try:
+            keep_record(data, record)
+        except StorageError as error:
+            log.warning("%s Learning goes on without that note.", error)
         if options.metrics_port:
             from cloud_learner.training.metrics import TrainerMetrics
             from wire.metrics import MetricsServer
@@ -258,8 +271,15 @@ def allow_connections() -> None:
 
 def limit_threads() -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
+    require_torch()
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def require_torch() -> None:
+    """Raises `ConfigError` where it is not installed."""
     try:
-        import torch
+        import torch  # noqa: F401
     except ImportError as error:
         raise ConfigError("this process runs the policy and needs torch: install vla-fleet[learner] here.") from error
-    torch.set_num_threads(1)

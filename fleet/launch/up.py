@@ -18,6 +18,7 @@ from typing import Any
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
+from fleet.config.run_record import keep_record, make_record
 from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER, simulated
 from fleet.launch.dashboard import Dashboard
@@ -89,6 +90,8 @@ class Up:
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
+            recipe, choice = options.resolved(self.recipe), self.overrides.choice()
+            keep_record(self.data, make_record("up", recipe, options.seed, choice, self.overrides.set_))
             make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
             with self._backend() as (self.backend, reached):
                 # Ray puts its own handlers there.
