@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.async_delay.statistics import shown, wilson
+from benchmarks.async_delay.statistics import shown
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
+from fleet.evaluation.statistics import wilson
 from hal.drivers.metaworld.dynamics import HandMotion
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, MetaWorldRobot, metaworld_spec

@@ -156,7 +156,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
                     first_seed + n,
                     config.max_ticks,
                     conditions,
-                )
+                ).success
                 for n in range(episodes)
             )
             / episodes

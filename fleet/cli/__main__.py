@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop, versions
+from fleet.cli.offline.evaluate import CompareOptions, EvalOptions, compare, evaluate
 from fleet.cli.offline.train import TrainOptions, train
 from fleet.cli.options import command
 from fleet.cli.stored import buffer, exchange, quarantine
@@ -149,6 +150,8 @@ command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
 fleet.add_commands(app)
 command(app, TrainOptions)(train)
+command(app, EvalOptions, "eval")(evaluate)
+command(app, CompareOptions)(compare)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 app.command()(plan.plan)
 app.command()(stop.stop)

@@ -17,6 +17,7 @@ from hal.interfaces.robot import Robot
 from hal.safety.limiter import SafetyLimiter
 from hal.safety.limits import SafetyLimits
 from hal.safety.rest import rest_action
+from hal.scheduler.episodes import HELD_OUT_SEEDS
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
@@ -49,6 +50,17 @@ class EvaluatorConfig:
     delay_ticks: int = 1
     """ticks between an observation and its chunk, about what a robot of the fleet has"""
 
+    def __post_init__(self) -> None:
+        for name in ("episodes", "final_episodes", "max_ticks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"evaluator: {name} is {getattr(self, name)}; it must be positive.")
+        for name in ("first_seed", "final_first_seed"):
+            if getattr(self, name) not in HELD_OUT_SEEDS:
+                raise ConfigError(
+                    f"evaluator: {name} is {getattr(self, name)}; seeds below {HELD_OUT_SEEDS.start} are those of "
+                    "training and of demonstrations."
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -63,6 +75,15 @@ class Conditions:
     safety: SafetyLimits = field(default_factory=SafetyLimits)
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """How an episode ended."""
+
+    success: bool
+    steps: int
+    """control ticks it took"""
+
+
 def rollout(
     robot: Robot,
     policy: Policy,
@@ -71,8 +92,8 @@ def rollout(
     seed: int,
     max_ticks: int,
     conditions: Conditions,
-) -> bool:
-    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
+) -> RolloutResult:
+    """What comes of `policy` at `task` from `seed` within `max_ticks`."""
     robot.reset(task, seed)
     scheduler.reset(0)
     safety = SafetyLimiter(robot.spec, conditions.safety)
@@ -102,10 +123,10 @@ def rollout(
         scheduler.on_executed(tick, feedback.executed, waited=chosen is None)
         safety.note(feedback.executed, executed)
         if feedback.success or feedback.terminated or feedback.truncated:
-            return feedback.success
+            return RolloutResult(feedback.success, tick + 1)
         executed = feedback.executed
         conditions.clock.advance(robot.spec.period_ns)
-    return False
+    return RolloutResult(False, max_ticks)
 
 
 class Evaluator:
@@ -200,7 +221,7 @@ class Evaluator:
             seed,
             self._config.max_ticks,
             self._conditions,
-        )
+        ).success
         if self._work:
             return
         asked, self._now = self._now, None

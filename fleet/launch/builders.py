@@ -269,17 +269,10 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit_threads() -> None:
+def limit_threads(count: int = 1) -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
-    require_torch()
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def require_torch() -> None:
-    """Raises `ConfigError` where it is not installed."""
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise ConfigError("this process runs the policy and needs torch: install vla-fleet[learner] here.") from error
+    torch.set_num_threads(count)

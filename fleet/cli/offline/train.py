@@ -47,6 +47,12 @@ class TrainOptions(ProcessOptions):
         typer.Option(help="Directory of this training: checkpoints, and trained.safetensors in the end."),
     ]
     seed: Seed = 0
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processor threads of torch. More help large networks, on cores that nobody else uses."
+        ),
+    ] = 1
     overrides: Annotated[Overrides, LEARNING] = NOTHING
 
 
@@ -55,11 +61,11 @@ def train(options: TrainOptions) -> None:
 
     Ctrl-C saves and ends. The weights are for `vla-fleet eval`, `compare`, and `up --from OUT`.
     """
-    from fleet.launch.builders import require_torch
+    from fleet.launch.builders import limit_threads
     from fleet.launch.factories import open_offline_trainer
     from robot_edge.runtime.lifecycle import ShutdownSignal
 
-    require_torch()
+    limit_threads(options.threads)
     recipe, choice = options.overrides.applied(options.make_recipe(options.seed)), options.overrides.choice()
     steps = options.steps or recipe.training.pretrain_steps
     if not steps:

@@ -167,7 +167,9 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
         rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, max_ticks, Conditions(delay=repeat(delay)))
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
-    assert results == [True, True, True, False]
+    assert [one.success for one in results] == [True, True, True, False]
+    assert results[0].steps == results[1].steps < results[2].steps
+    assert results[3].steps == 2
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
@@ -181,5 +183,5 @@ def test_a_rollout_ends_with_the_environment(bench: Bench, monkeypatch: pytest.M
         return msgspec.structs.replace(write(action), **{flag: len(written) == 3})
 
     monkeypatch.setattr(bench.robot, "write", ends)
-    assert not rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, 60, Conditions())
+    assert not rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, 60, Conditions()).success
     assert len(written) == 3
