@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-import time
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def make_record(
     """Of a start that is about to be; `rest`: further fields of `RunRecord`."""
     return RunRecord(
         command=command,
-        began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        began=datetime.now(UTC).isoformat(timespec="milliseconds"),
         command_line=[_PASSWORD.sub(r"\1:***@", word) for word in sys.argv],
         recipe=recipe.name,
         config=str(recipe.config or ""),
@@ -75,7 +75,7 @@ def make_record(
         algorithm=recipe.algorithm.name,
         start=str(recipe.start or ""),
         given=given,
-        settings={one.path: msgspec.to_builtins(one.value) for one in settings_of(recipe)},
+        settings={one.path: msgspec.json.decode(msgspec.json.encode(one.value)) for one in settings_of(recipe)},
         versions={"python": platform.python_version(), **_versions()},
         machine=platform.node(),
         **rest,
@@ -84,7 +84,7 @@ def make_record(
 
 def keep_record(data: DataDirectory, record: RunRecord) -> Path:
     """Write it beside those of earlier starts; its path. Raises `StorageError`."""
-    stamp = re.sub(r"[-:]", "", record.began)
+    stamp = re.sub(r"[-:.]|\+.*", "", record.began)
     path = data.runs / f"{stamp}-{record.command}-{os.getpid()}.json"
     write_note(path, record, "noting with what settings a run begins")
     return path

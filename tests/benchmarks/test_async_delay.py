@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.async_delay.conditions import BURSTS, FIXED, LIMITED, RANDOM, Condition, limits_of
 from benchmarks.async_delay.data import Pushes, demonstrate, pushed
-from benchmarks.async_delay.statistics import bootstrap, shown
+from benchmarks.async_delay.statistics import bootstrap
 from benchmarks.async_delay.track import TrackOperator, TrackRobot, track_spec
 from cloud_learner.buffer.control import HOLD, SCRIPT
 from cloud_learner.buffer.location import BufferLocation

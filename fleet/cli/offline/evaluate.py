@@ -112,8 +112,8 @@ def compare(options: CompareOptions) -> None:
         about = {
             name: {**_about(one), "success": _as_json(_rates(recipe, outcomes[name]))} for name, one in pair.items()
         }
-        found = {"all": whole, "tasks": by_task, "settings": settings}
-        _write(options.file, {**about, **found, "episodes": outcomes})
+        compared = {"all": whole, "tasks": by_task, "settings": settings}
+        _write(options.file, {**about, **compared, "episodes": outcomes})
 
 
 def make_candidate(text: str, options: HeldOutOptions) -> Candidate:
