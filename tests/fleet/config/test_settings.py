@@ -36,7 +36,7 @@ from wire.errors import ConfigError, SpecMismatchError
         ("retention.max_bytes=2e11", 2e11),
         ('staleness={"max_lag": 6}', StalenessBound(6)),
         ("delay=4", "4"),
-        ("tasks=[\"go-up\"]", ("go-up",)),
+        ('tasks=["go-up"]', ("go-up",)),
         ("robot_config.camera_every_ticks=4", 4),
     ],
 )
@@ -51,10 +51,16 @@ def test_a_value_is_read_by_the_type_of_its_field(text: str, value: object) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("training.learning_rate=fast", "training.learning_rate=fast: Expected `float`, got `str`. It is float, now 0.001"),
+        (
+            "training.learning_rate=fast",
+            "training.learning_rate=fast: Expected `float`, got `str`. It is float, now 0.001",
+        ),
         ("training.learning_rate=nan", "no number"),
         ("training.batch=1.5", "Expected `int`"),
-        ("training.learning_rate=0", "--set training.learning_rate=0: training: learning_rate is 0.0; it must be positive"),
+        (
+            "training.learning_rate=0",
+            "--set training.learning_rate=0: training: learning_rate is 0.0; it must be positive",
+        ),
         ("training.precision=float16", "float32|bfloat16"),
         ("training.betas=[0.9]", "length 2"),
         ("training.learnin_rate=1", "Did you mean 'training.learning_rate'"),
@@ -91,7 +97,9 @@ def test_every_setting_takes_the_value_that_it_shows(recipe) -> None:
 
 
 def test_later_ones_win_and_a_whole_may_be_refined() -> None:
-    recipe = with_settings(fake(), ["training.batch=3", 'staleness={"max_lag": 6}', "staleness.max_lag=2", "training.batch=4"])
+    recipe = with_settings(
+        fake(), ["training.batch=3", 'staleness={"max_lag": 6}', "staleness.max_lag=2", "training.batch=4"]
+    )
     assert (recipe.training.batch, recipe.staleness) == (4, StalenessBound(2))
     assert with_settings(recipe, ["staleness=none"]).staleness is None
 
