@@ -65,7 +65,7 @@ class SuccessRate(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PolicyUnderTest:
     """What is measured, in words that another process understands."""
 
     source: WeightsSource
@@ -82,15 +82,15 @@ class Candidate:
         return self.overrides.applied(get_recipe(self.recipe, config=self.config))
 
 
-def pin(candidate: Candidate) -> Candidate:
-    """`candidate` with the weights it has now: its version's number and their hash. Raises as `WeightsSource.read`."""
-    weights = candidate.source.read()
+def pin(under_test: PolicyUnderTest) -> PolicyUnderTest:
+    """`under_test` with the weights it has now: its version's number and their hash. Raises as `WeightsSource.read`."""
+    weights = under_test.source.read()
     if weights is None:
-        return candidate
-    source = candidate.source
+        return under_test
+    source = under_test.source
     if weights.version:
         source = replace(source, version=str(weights.version))
-    return replace(candidate, source=source, sha256=weights.sha256, version=weights.version)
+    return replace(under_test, source=source, sha256=weights.sha256, version=weights.version)
 
 
 def plan_episodes(recipe: Recipe, episodes: int) -> list[tuple[str, int]]:
@@ -113,12 +113,12 @@ def rate(outcomes: Iterable[EpisodeOutcome]) -> SuccessRate:
 
 
 class HeldOutRunner:
-    """Runs a candidate's episodes in the recipe's simulator, in this process. Close it in the end."""
+    """Runs a policy's episodes in the recipe's simulator, in this process. Close it in the end."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, under_test: PolicyUnderTest) -> None:
         """Raises `ConfigError` for a recipe without a simulator or a policy that does not fit, `CorruptDataError` for
         weights that changed since they were pinned; and as `WeightsSource.read` and the policy's `load` do."""
-        # the factories import all rooms, which who only names a candidate does not need
+        # the factories import all rooms, which who only names a policy does not need
         from fleet.launch.builders import limit_threads, simulated
         from fleet.launch.factories import scheduler_factory
         from hal.registry import make_robot
@@ -127,12 +127,12 @@ class HeldOutRunner:
         from wire.clock import SimulatedClock
 
         limit_threads()
-        self._recipe = recipe = simulated(candidate.make_recipe())
+        self._recipe = recipe = simulated(under_test.make_recipe())
         policy = recipe.make_policy(recipe.spec, 0)
-        weights = candidate.source.read()
+        weights = under_test.source.read()
         if weights is not None:
-            if candidate.sha256 not in ("", weights.sha256):
-                raise CorruptDataError(f"{candidate.source} changed meanwhile. Measure it again.")
+            if under_test.sha256 not in ("", weights.sha256):
+                raise CorruptDataError(f"{under_test.source} changed meanwhile. Measure it again.")
             policy.load(weights.data, weights.version)
         self._policy = _SeededPolicy(policy)
         chunks = ChunkSchedulerSelector(scheduler_factory(recipe))
@@ -183,16 +183,18 @@ class _SeededPolicy:
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def measure(candidate: Candidate, episodes: Sequence[tuple[str, int]], processes: int = 1) -> Iterator[EpisodeOutcome]:
+def measure(
+    under_test: PolicyUnderTest, episodes: Sequence[tuple[str, int]], processes: int = 1
+) -> Iterator[EpisodeOutcome]:
     """The outcome of each episode, in no particular order. Raises what `HeldOutRunner` raises."""
     if processes == 1:
-        with contextlib.closing(HeldOutRunner(candidate)) as runner:
+        with contextlib.closing(HeldOutRunner(under_test)) as runner:
             for task, seed in episodes:
                 yield runner.run(task, seed)
         return
     workers = min(processes, len(episodes))
     # Spawned: a fork of a process with torch in it may hang, or have a GPU that it cannot use.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (candidate,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin, (under_test,)) as pool:
         try:
             for done in as_completed([pool.submit(_run, task, seed) for task, seed in episodes]):
                 yield done.result()
@@ -206,18 +208,18 @@ def measure(candidate: Candidate, episodes: Sequence[tuple[str, int]], processes
 
 _runner: list[HeldOutRunner] = []
 """of a worker"""
-_candidates: list[Candidate] = []
+_under_test: list[PolicyUnderTest] = []
 
 
-def _begin(candidate: Candidate) -> None:
+def _begin(under_test: PolicyUnderTest) -> None:
     # Who started it says when it ends: Ctrl-C reaches all of them, and a kill only the first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _candidates.append(candidate)
+    _under_test.append(under_test)
 
 
 def _run(task: str, seed: int) -> EpisodeOutcome:
     # Made here rather than at the beginning: what it raises is told as it is.
     if not _runner:
-        _runner.append(HeldOutRunner(_candidates[0]))
+        _runner.append(HeldOutRunner(_under_test[0]))
     return _runner[0].run(task, seed)

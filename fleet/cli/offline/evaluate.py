@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from fleet.config.process_options import NOTHING, SIMULATED, Config
 from fleet.config.recipes import get_recipe
 from fleet.config.run_record import differing_settings, newest_record
 from fleet.config.weights_source import SourceKind, parse_source
-from fleet.evaluation.held_out import Candidate, EpisodeOutcome, SuccessRate, measure, pin, plan_episodes, rate
+from fleet.evaluation.held_out import EpisodeOutcome, PolicyUnderTest, SuccessRate, measure, pin, plan_episodes, rate
 from fleet.evaluation.paired import PairedComparison, compare_outcomes
 from wire.errors import ConfigError, storage_errors
 
@@ -62,31 +63,31 @@ def evaluate(options: EvalOptions) -> None:
     """Measure success on held-out scenes in the recipe's simulator, of each task and in all, without a fleet."""
     _check_file(options)
     source = f"{options.source}:{options.version}" if options.version else options.source
-    candidate = make_candidate(source, options)
-    recipe = candidate.make_recipe()
+    under_test = find_policy(source, options)
+    recipe = under_test.make_recipe()
     episodes = plan_episodes(recipe, options.episodes or recipe.evaluator.final_episodes)
     with show_progress(len(episodes), "episodes") as progress:
         outcomes: list[EpisodeOutcome] = []
-        for one in measure(candidate, episodes, options.processes):
+        for one in measure(under_test, episodes, options.processes):
             outcomes.append(one)
             progress.update(len(outcomes), f"success {rate(outcomes).share:.2f}")
     # the same whatever process was first
-    outcomes.sort(key=_scene)
+    outcomes.sort(key=_position(episodes))
     rates = _rates(recipe, outcomes)
-    title = f"{_title(candidate)}, seeds from {episodes[0][1]}; steps: of an episode that succeeds"
-    table = table_of(title, "task", "episodes", "success", "95 %", "steps", right=("episodes", "success", "steps"))
+    typer.echo(f"{_title(under_test)}, seeds from {episodes[0][1]}; steps: of an episode that succeeds")
+    table = table_of("", "task", "episodes", "success", "95 %", "steps", right=("episodes", "success", "steps"))
     for name, found in rates.items():
         steps = f"{found.steps:.1f}" if found.steps is not None else "–"
         table.add_row(name, str(found.episodes), f"{found.share:.2f}", f"{found.low:.2f} to {found.high:.2f}", steps)
     show_table(table)
     if options.file is not None:
-        _write(options.file, {**_about(candidate), "success": _as_json(rates), "episodes": outcomes})
+        _write(options.file, {**_about(under_test), "success": _as_json(rates), "episodes": outcomes})
 
 
 def compare(options: CompareOptions) -> None:
     """Tell which of two does better on the same held-out scenes, by an exact paired test."""
     _check_file(options)
-    pair = {"A": make_candidate(options.a, options), "B": make_candidate(options.b, options)}
+    pair = {"A": find_policy(options.a, options), "B": find_policy(options.b, options)}
     recipe, other = pair["A"].make_recipe(), pair["B"].make_recipe()
     if (recipe.tasks, recipe.spec.data_hash) != (other.tasks, other.spec.data_hash):
         raise ConfigError(
@@ -96,16 +97,17 @@ def compare(options: CompareOptions) -> None:
     episodes = plan_episodes(recipe, options.episodes or recipe.evaluator.final_episodes)
     outcomes: dict[str, list[EpisodeOutcome]] = {"A": [], "B": []}
     with show_progress(2 * len(episodes), "episodes") as progress:
-        for name, candidate in pair.items():
-            for one in measure(candidate, episodes, options.processes):
+        for name, under_test in pair.items():
+            for one in measure(under_test, episodes, options.processes):
                 outcomes[name].append(one)
                 shown = ", ".join(f"{each} {rate(found).share:.2f}" for each, found in outcomes.items() if found)
                 progress.update(sum(map(len, outcomes.values())), shown)
     for found in outcomes.values():
-        found.sort(key=_scene)
+        found.sort(key=_position(episodes))
     whole, by_task = compare_outcomes(outcomes["A"], outcomes["B"])
-    title = "\n".join(f"{name}: {_title(candidate)}" for name, candidate in pair.items())
-    show_table(_comparison_table(title, by_task, whole))
+    for name, under_test in pair.items():
+        typer.echo(f"{name}: {_title(under_test)}")
+    show_table(_comparison_table(by_task, whole))
     typer.echo(_sentence(whole))
     settings = _differences(pair["A"], pair["B"])
     if options.file is not None:
@@ -116,7 +118,7 @@ def compare(options: CompareOptions) -> None:
         _write(options.file, {**about, **compared, "episodes": outcomes})
 
 
-def make_candidate(text: str, options: HeldOutOptions) -> Candidate:
+def find_policy(text: str, options: HeldOutOptions) -> PolicyUnderTest:
     """What `text` names, with recipe and policy of its directory unless options say others, and the weights it has now.
 
     Raises `ConfigError` when nobody says which recipe it is of, and what reading the weights raises.
@@ -138,14 +140,15 @@ def make_candidate(text: str, options: HeldOutOptions) -> Candidate:
             overrides = replace(overrides, policy=str(choice), policy_config=policy_config)
         elif source.home is not None and get_recipe(name, config=config).tiny:
             overrides = replace(overrides, policy=f"lerobot:{source.home.policy}")
-    return pin(Candidate(source, name, config, overrides))
+    return pin(PolicyUnderTest(source, name, config, overrides))
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _scene(one: EpisodeOutcome) -> tuple[int, str]:
-    return one.seed, one.task
+def _position(episodes: list[tuple[str, int]]) -> Callable[[EpisodeOutcome], int]:
+    order = {scene: number for number, scene in enumerate(episodes)}
+    return lambda one: order[one.task, one.seed]
 
 
 def _rates(recipe: Recipe, outcomes: list[EpisodeOutcome]) -> dict[str, SuccessRate]:
@@ -153,20 +156,20 @@ def _rates(recipe: Recipe, outcomes: list[EpisodeOutcome]) -> dict[str, SuccessR
     return {**found, "all": rate(outcomes)} if len(recipe.tasks) > 1 else found
 
 
-def _title(candidate: Candidate) -> str:
-    version = f", version {candidate.version}" if candidate.version else ""
-    policy = f", policy {candidate.overrides.policy}" if candidate.overrides.policy else ""
-    return f"{candidate.source}{version} (recipe {candidate.recipe}{policy})"
+def _title(under_test: PolicyUnderTest) -> str:
+    version = f", version {under_test.version}" if under_test.version else ""
+    policy = f", policy {under_test.overrides.policy}" if under_test.overrides.policy else ""
+    return f"{under_test.source}{version} (recipe {under_test.recipe}{policy})"
 
 
-def _about(candidate: Candidate) -> dict[str, Any]:
+def _about(under_test: PolicyUnderTest) -> dict[str, Any]:
     return {
-        "source": str(candidate.source),
-        "version": candidate.version,
-        "sha256": candidate.sha256,
-        "recipe": candidate.recipe,
-        "policy": candidate.overrides.policy,
-        "set": candidate.overrides.set_,
+        "source": str(under_test.source),
+        "version": under_test.version,
+        "sha256": under_test.sha256,
+        "recipe": under_test.recipe,
+        "policy": under_test.overrides.policy,
+        "set": under_test.overrides.set_,
     }
 
 
@@ -174,8 +177,8 @@ def _as_json(rates: dict[str, SuccessRate]) -> dict[str, Any]:
     return {name: {"share": one.share, **msgspec.structs.asdict(one)} for name, one in rates.items()}
 
 
-def _comparison_table(title: str, by_task: dict[str, PairedComparison], whole: PairedComparison) -> Table:
-    table = table_of(title, "task", "of", "A", "B", "A - B", "95 %", "p", "", right=("of", "A", "B", "A - B", "p"))
+def _comparison_table(by_task: dict[str, PairedComparison], whole: PairedComparison) -> Table:
+    table = table_of("", "task", "of", "A", "B", "A - B", "95 %", "p", "", right=("of", "A", "B", "A - B", "p"))
     table.box = None
     rows = {**by_task, "all": whole} if len(by_task) > 1 else by_task
     for name, one in rows.items():
@@ -197,7 +200,7 @@ def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else f"{value:.1g}"
 
 
-def _differences(a: Candidate, b: Candidate) -> list[tuple[str, Any, Any]]:
+def _differences(a: PolicyUnderTest, b: PolicyUnderTest) -> list[tuple[str, Any, Any]]:
     """What the newest starts in both directories differ in, said as well."""
     homes = [one.source.home for one in (a, b)]
     records = [newest_record(home) if home is not None else None for home in homes]

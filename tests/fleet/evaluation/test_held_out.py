@@ -10,7 +10,7 @@ import pytest
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import fake
 from fleet.config.weights_source import parse_source
-from fleet.evaluation.held_out import Candidate, EpisodeOutcome, HeldOutRunner, measure, pin, plan_episodes, rate
+from fleet.evaluation.held_out import EpisodeOutcome, HeldOutRunner, PolicyUnderTest, measure, pin, plan_episodes, rate
 from hal.scheduler.episodes import HELD_OUT_SEEDS
 from wire.errors import ConfigError, CorruptDataError
 
@@ -26,8 +26,8 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def candidate(path: Path, settings: list[str] | None = None) -> Candidate:
-    return pin(Candidate(parse_source(str(path)), "fake", overrides=Overrides(set_=settings or SHORT)))
+def under_test(path: Path, settings: list[str] | None = None) -> PolicyUnderTest:
+    return pin(PolicyUnderTest(parse_source(str(path)), "fake", overrides=Overrides(set_=settings or SHORT)))
 
 
 def test_scenes_are_held_out_and_every_beginning_is_balanced() -> None:
@@ -43,7 +43,7 @@ def test_scenes_are_held_out_and_every_beginning_is_balanced() -> None:
 
 def test_an_episode_does_not_depend_on_those_before_it(weights: Path) -> None:
     # short chunks, so that many are made, and latency that is drawn
-    one = candidate(weights, ["evaluator.max_ticks=30", "delay=random:0-4", "chunking.execute_ticks=2"])
+    one = under_test(weights, ["evaluator.max_ticks=30", "delay=random:0-4", "chunking.execute_ticks=2"])
     planned = plan_episodes(one.make_recipe(), 2)
     forth = {(found.task, found.seed): found for found in measure(one, planned)}
     back = {(found.task, found.seed): found for found in measure(one, planned[::-1])}
@@ -51,7 +51,7 @@ def test_an_episode_does_not_depend_on_those_before_it(weights: Path) -> None:
 
 
 def test_what_a_policy_draws_follows_from_the_episode(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = HeldOutRunner(candidate(weights))
+    runner = HeldOutRunner(under_test(weights))
     drawn: list[int] = []
     act = runner._policy._policy.act
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def test_what_a_policy_draws_follows_from_the_episode(weights: Path, monkeypatch
 
 @pytest.mark.slow
 def test_several_processes_find_the_same(weights: Path) -> None:
-    one = candidate(weights)
+    one = under_test(weights)
     planned = plan_episodes(one.make_recipe(), 1)
     alone, shared = (sorted(measure(one, planned, n), key=lambda found: found.task) for n in (1, 2))
     assert alone == shared and len(alone) == 4
@@ -76,14 +76,14 @@ def test_several_processes_find_the_same(weights: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_process_cannot_do_is_said_as_it_is(weights: Path) -> None:
-    one = candidate(weights)
+    one = under_test(weights)
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     with pytest.raises(CorruptDataError, match="changed meanwhile"):
         list(measure(one, [("go-up", 2_000_000)] * 2, 2))
 
 
 def test_weights_that_change_meanwhile_are_not_measured(weights: Path) -> None:
-    one = candidate(weights)
+    one = under_test(weights)
     weights.write_bytes(fake().make_policy(fake().spec, 4).save())
     with pytest.raises(CorruptDataError, match="changed meanwhile"):
         next(measure(one, [("go-up", 2_000_000)]))
