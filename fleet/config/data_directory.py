@@ -150,7 +150,7 @@ class DataDirectory:
 
     @property
     def runs(self) -> Path:
-        """What was started here, with which settings (`fleet.config.run_record`)."""
+        """What was started here, with which settings (`fleet.launch.run_record`)."""
         return self.root / "runs"
 
     @property

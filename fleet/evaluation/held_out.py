@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _MOST_SEED = 2**31 - 1
 
 
-class EpisodeOutcome(msgspec.Struct, frozen=True):
+class MeasuredEpisode(msgspec.Struct, frozen=True):
     """What came of an episode."""
 
     task: str
@@ -104,7 +104,7 @@ def plan_episodes(recipe: Recipe, episodes: int) -> list[tuple[str, int]]:
     return [(task, first + number) for number in range(episodes) for task in recipe.tasks]
 
 
-def rate(outcomes: Iterable[EpisodeOutcome]) -> SuccessRate:
+def rate(outcomes: Iterable[MeasuredEpisode]) -> SuccessRate:
     """Of at least one episode."""
     found = list(outcomes)
     steps = [one.steps for one in found if one.success]
@@ -145,7 +145,7 @@ class HeldOutRunner:
         require_limits(self._robot, recipe.loop.safety)
         self._robot.connect()
 
-    def run(self, task: str, seed: int) -> EpisodeOutcome:
+    def run(self, task: str, seed: int) -> MeasuredEpisode:
         """One episode."""
         from fleet.launch.factories import make_conditions
 
@@ -153,7 +153,7 @@ class HeldOutRunner:
         conditions = make_conditions(self._recipe, self._clock, seed)
         ticks = self._recipe.evaluator.max_ticks
         done = rollout(self._robot, self._policy, self._scheduler, task, seed, ticks, conditions)
-        return EpisodeOutcome(task, seed, done.success, done.steps)
+        return MeasuredEpisode(task, seed, done.success, done.steps)
 
     def close(self) -> None:
         self._robot.close()
@@ -185,7 +185,7 @@ class _SeededPolicy:
 
 def measure(
     under_test: PolicyUnderTest, episodes: Sequence[tuple[str, int]], processes: int = 1
-) -> Iterator[EpisodeOutcome]:
+) -> Iterator[MeasuredEpisode]:
     """The outcome of each episode, in no particular order. Raises what `HeldOutRunner` raises."""
     if processes == 1:
         with contextlib.closing(HeldOutRunner(under_test)) as runner:
@@ -218,7 +218,7 @@ def _begin(under_test: PolicyUnderTest) -> None:
     _under_test.append(under_test)
 
 
-def _run(task: str, seed: int) -> EpisodeOutcome:
+def _run(task: str, seed: int) -> MeasuredEpisode:
     # Made here rather than at the beginning: what it raises is told as it is.
     if not _runner:
         _runner.append(HeldOutRunner(_under_test[0]))

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from fleet.evaluation.held_out import EpisodeOutcome
+from fleet.evaluation.held_out import MeasuredEpisode
 from fleet.evaluation.statistics import mcnemar, paired_difference
 
 LEVEL = 0.05
@@ -43,7 +43,7 @@ class PairedComparison(msgspec.Struct, frozen=True):
 
 
 def compare_outcomes(
-    a: Iterable[EpisodeOutcome], b: Iterable[EpisodeOutcome]
+    a: Iterable[MeasuredEpisode], b: Iterable[MeasuredEpisode]
 ) -> tuple[PairedComparison, dict[str, PairedComparison]]:
     """In all, and by task. Both have the same scenes, at least one; raises `ValueError` otherwise."""
     ours = {(one.task, one.seed): one.success for one in a}

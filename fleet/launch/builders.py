@@ -25,8 +25,8 @@ from fleet.config.process_options import (
     TrainerOptions,
 )
 from fleet.config.recipe import Recipe
-from fleet.config.run_record import keep_record, make_record
 from fleet.launch import factories
+from fleet.launch.run_record import keep_record, make_record
 from hal.driver_host.priority import idle
 from hal.interfaces.robot import is_real
 from hal.registry import make_robot

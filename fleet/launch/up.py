@@ -18,7 +18,6 @@ from typing import Any
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.process_options import UpOptions
 from fleet.config.recipe import Recipe
-from fleet.config.run_record import keep_record, make_record
 from fleet.launch.backend import EVERYWHERE, Backend, LocalBackend, free_port
 from fleet.launch.builders import THINKER, simulated
 from fleet.launch.dashboard import Dashboard
@@ -32,6 +31,7 @@ from fleet.launch.process_specs import (
     minute_label,
     modules_by_role,
 )
+from fleet.launch.run_record import keep_record, make_record
 from fleet.launch.template import Template
 from fleet.tools.policy_process import build_policy, try_policy
 from fleet.tools.report import RunCounters, make_report, write_report

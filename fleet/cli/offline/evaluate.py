@@ -16,10 +16,10 @@ from fleet.cli.offline.progress import show_progress
 from fleet.config.overrides import Overrides, unset
 from fleet.config.process_options import NOTHING, SIMULATED, Config
 from fleet.config.recipes import get_recipe
-from fleet.config.run_record import differing_settings, newest_record
 from fleet.config.weights_source import SourceKind, parse_source
-from fleet.evaluation.held_out import EpisodeOutcome, PolicyUnderTest, SuccessRate, measure, pin, plan_episodes, rate
+from fleet.evaluation.held_out import MeasuredEpisode, PolicyUnderTest, SuccessRate, measure, pin, plan_episodes, rate
 from fleet.evaluation.paired import PairedComparison, compare_outcomes
+from fleet.launch.run_record import differing_settings, newest_record
 from wire.errors import ConfigError, storage_errors
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def evaluate(options: EvalOptions) -> None:
     recipe = under_test.make_recipe()
     episodes = plan_episodes(recipe, options.episodes or recipe.evaluator.final_episodes)
     with show_progress(len(episodes), "episodes") as progress:
-        outcomes: list[EpisodeOutcome] = []
+        outcomes: list[MeasuredEpisode] = []
         for one in measure(under_test, episodes, options.processes):
             outcomes.append(one)
             progress.update(len(outcomes), f"success {rate(outcomes).share:.2f}")
@@ -95,7 +95,7 @@ def compare(options: CompareOptions) -> None:
             "does can be held against the other."
         )
     episodes = plan_episodes(recipe, options.episodes or recipe.evaluator.final_episodes)
-    outcomes: dict[str, list[EpisodeOutcome]] = {"A": [], "B": []}
+    outcomes: dict[str, list[MeasuredEpisode]] = {"A": [], "B": []}
     with show_progress(2 * len(episodes), "episodes") as progress:
         for name, under_test in pair.items():
             for one in measure(under_test, episodes, options.processes):
@@ -146,12 +146,12 @@ def find_policy(text: str, options: HeldOutOptions) -> PolicyUnderTest:
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _position(episodes: list[tuple[str, int]]) -> Callable[[EpisodeOutcome], int]:
+def _position(episodes: list[tuple[str, int]]) -> Callable[[MeasuredEpisode], int]:
     order = {scene: number for number, scene in enumerate(episodes)}
     return lambda one: order[one.task, one.seed]
 
 
-def _rates(recipe: Recipe, outcomes: list[EpisodeOutcome]) -> dict[str, SuccessRate]:
+def _rates(recipe: Recipe, outcomes: list[MeasuredEpisode]) -> dict[str, SuccessRate]:
     found = {task: rate(one for one in outcomes if one.task == task) for task in recipe.tasks}
     return {**found, "all": rate(outcomes)} if len(recipe.tasks) > 1 else found
 

@@ -15,7 +15,7 @@ from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides, unset
 from fleet.config.process_options import LEARNING, NOTHING, ProcessOptions, Seed
 from fleet.config.recipe import Recipe
-from fleet.config.run_record import keep_record, make_record
+from fleet.launch.run_record import keep_record, make_record
 from wire.errors import ConfigError, InvalidDataError
 
 if TYPE_CHECKING:

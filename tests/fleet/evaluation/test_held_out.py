@@ -10,7 +10,7 @@ import pytest
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import fake
 from fleet.config.weights_source import parse_source
-from fleet.evaluation.held_out import EpisodeOutcome, HeldOutRunner, PolicyUnderTest, measure, pin, plan_episodes, rate
+from fleet.evaluation.held_out import HeldOutRunner, MeasuredEpisode, PolicyUnderTest, measure, pin, plan_episodes, rate
 from hal.scheduler.episodes import HELD_OUT_SEEDS
 from wire.errors import ConfigError, CorruptDataError
 
@@ -90,7 +90,7 @@ def test_weights_that_change_meanwhile_are_not_measured(weights: Path) -> None:
 
 
 def test_a_rate_counts_steps_of_successes_alone() -> None:
-    found = rate([EpisodeOutcome("t", n, n < 3, 10 + n) for n in range(4)])
+    found = rate([MeasuredEpisode("t", n, n < 3, 10 + n) for n in range(4)])
     assert (found.episodes, found.successes, found.share, found.steps) == (4, 3, 0.75, 11.0)
     assert found.low == pytest.approx(0.3006, abs=1e-3) and found.high == pytest.approx(0.9544, abs=1e-3)
-    assert rate([EpisodeOutcome("t", 0, False, 10)]).steps is None
+    assert rate([MeasuredEpisode("t", 0, False, 10)]).steps is None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.evaluation.held_out import EpisodeOutcome
+from fleet.evaluation.held_out import MeasuredEpisode
 from fleet.evaluation.paired import Verdict, compare_outcomes
 
 
-def outcomes(task: str, wins: str) -> list[EpisodeOutcome]:
-    return [EpisodeOutcome(task, seed, win == "x", 10) for seed, win in enumerate(wins)]
+def outcomes(task: str, wins: str) -> list[MeasuredEpisode]:
+    return [MeasuredEpisode(task, seed, win == "x", 10) for seed, win in enumerate(wins)]
 
 
 def test_it_is_said_plainly_who_is_better() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import fake
-from fleet.config.run_record import keep_record, make_record
 from fleet.config.settings import with_settings
 from fleet.config.weights_source import read_version
+from fleet.launch.run_record import keep_record, make_record
 from tests.command_line import vla_fleet
 
 SHORT = ("--set", "evaluator.max_ticks=8", "--episodes", "2")

@@ -14,7 +14,7 @@ import pytest
 from cloud_learner.training import checkpoint
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import fake
-from fleet.config.run_record import newest_record
+from fleet.launch.run_record import newest_record
 from tests.command_line import vla_fleet
 
 FAST = ("--recipe", "fake", "--set", "training.batch=4")

@@ -12,8 +12,8 @@ import pytest
 
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import fake
-from fleet.config.run_record import differing_settings, keep_record, make_record, newest_record
 from fleet.config.settings import with_settings
+from fleet.launch.run_record import differing_settings, keep_record, make_record, newest_record
 from wire.errors import CorruptDataError
 
 
