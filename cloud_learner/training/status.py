@@ -87,6 +87,8 @@ class TrainerCounts:
     """the newest one"""
     dataset: DatasetStats | None = None
     """as it was then"""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """what the algorithm said of its newest update"""
     draws: int = 0
     """steps that were drawn for batches"""
     batch_wait_s: float = 0.0

@@ -278,6 +278,7 @@ class Trainer:
         if self._loading.failing:
             return False
         self._losses.append(metrics["loss"])
+        self.counts.metrics = metrics
         ended_ns = self._clock.now_ns()
         self._step_times_ns.append(ended_ns - started_ns)
         self._stepped_ns = ended_ns

@@ -154,6 +154,11 @@ class DataDirectory:
         return self.root / "runs"
 
     @property
+    def curves(self) -> Path:
+        """Event files of training runs, for TensorBoard."""
+        return self.root / "curves"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

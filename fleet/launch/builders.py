@@ -105,6 +105,8 @@ def run_trainer(options: TrainerOptions) -> None:
     recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
+    from cloud_learner.training.reporting.run_log import RunLog
+
     with gateway_channel(options, options.name) as channel:
         trainer = wait_for_buffer(
             lambda: factories.make_trainer(
@@ -129,15 +131,18 @@ def run_trainer(options: TrainerOptions) -> None:
         except StorageError as error:
             log.warning("%s Learning goes on without that note.", error)
         if options.metrics_port:
-            from cloud_learner.training.metrics import TrainerMetrics
+            from cloud_learner.training.reporting.metrics import TrainerMetrics
             from wire.metrics import MetricsServer
 
             MetricsServer(options.metrics_host, options.metrics_port, TrainerMetrics(trainer, MonotonicClock()))
+        curves = RunLog.open(data.curves, f"{recipe.name} {data.root.name}", trainer.learner.gradient_steps, {})
         trainer.start()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
+            curves.poll(trainer.counts)
             trainer.session.raise_if_rejected()
+        curves.close()
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()

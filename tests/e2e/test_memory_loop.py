@@ -19,7 +19,7 @@ from benchmarks.common.in_process_fleet import InProcessFleet
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.step_path import StepPath, follow_step
 from cloud_learner.operator.app import serve
-from cloud_learner.training.metrics import TrainerMetrics
+from cloud_learner.training.reporting.metrics import TrainerMetrics
 from fleet.config.recipes import fake
 from fleet.launch import factories
 from fleet.tools.report import RunCounters, make_report
