@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, MessageTooLargeError, ProtocolError, ProtocolVersionError
-from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local, versions
+from wire.messages import SHOWN_BYTES, Message, fleet, gateway, joining, local, relaying, versions
 
 PROTOCOL_VERSION = 6
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -61,7 +61,7 @@ def _decode_array(kind: type, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_MODULES = {module.__name__ for module in (fleet, gateway, joining, local, versions)}
+_MODULES = {module.__name__ for module in (fleet, gateway, joining, local, relaying, versions)}
 if TYPE_CHECKING:
     AnyMessage = Message
 else:

@@ -4,7 +4,8 @@
     ├── ConfigError            an option, recipe or task that does not exist or cannot work
     ├── WireError
     │   ├── ProtocolError      bytes that are not a message of this protocol
-    │   │   └── ProtocolVersionError   a message of another version of it
+    │   │   ├── ProtocolVersionError   a message of another version of it
+    │   │   └── SealError      a segment that is not its robot's, as far as its seal says
     │   ├── MessageTooLargeError   a message above the size cap of its type
     │   └── RejectedError      the other side said no, with its reason
     ├── SpecMismatchError      data or a policy made for another robot
@@ -21,6 +22,7 @@
     │   └── RobotDisconnectedError  the process that has the driver ended; a new one knows nothing of the running scene
     └── PolicyError
         └── WeightsError       weights that do not match their hash or their network
+            └── HalfLoadedError    they were loaded in part: the policy is neither the old nor the new version
 
 Each message names the thing, the place and the way out.
 """
@@ -56,6 +58,12 @@ class ProtocolVersionError(ProtocolError):
     """A message of a vla-fleet that speaks another protocol."""
 
     reason = "version"
+
+
+class SealError(ProtocolError):
+    """A segment that its robot did not seal."""
+
+    reason = "wrong_seal"
 
 
 class MessageTooLargeError(WireError):
@@ -130,6 +138,10 @@ class PolicyError(FleetError):
 
 class WeightsError(PolicyError):
     """Weights that do not match their hash or their network."""
+
+
+class HalfLoadedError(WeightsError):
+    """Weights that were loaded in part: the policy is neither the old nor the new version, and must not act."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

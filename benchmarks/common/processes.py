@@ -10,7 +10,7 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COMMAND = re.compile(r"(?:^|[\s/])(?:fleet\.cli|vla-fleet)\s+(\S+)(?:\s+(\S+))?")
-_FORKED = {"robot", "control", "inference", "thinker", "uplink", "edge", "gateway", "trainer", "evaluator"}
+_FORKED = {"robot", "control", "inference", "shadow", "thinker", "uplink", "edge", "gateway", "trainer", "evaluator"}
 """names of processes that were forked: their command lines are cut to the length of their parent's"""
 _CALLED = {"robot": "driver", "demonstrate": "demonstrator", "edge": "edge (supervisor)", "up": "up"}
 

@@ -34,6 +34,7 @@ ATTACKERS = {
     "evaluator-1": Role.evaluator,
     "thinker-1": Role.thinker,
     "demonstrator-1": Role.demonstrator,
+    "relay-1": Role.relay,
     "console-1": Role.console,
     "teleoperator-1": Role.teleoperator,
 }

@@ -9,7 +9,7 @@ import msgspec
 import msgspec.inspect as mi
 import numpy as np
 
-from wire.messages import Message, fleet, gateway, joining, local, versions
+from wire.messages import Message, fleet, gateway, joining, local, relaying, versions
 from wire.messages.gateway import CameraFrames, EdgeStatus, Hello, Segment
 from wire.messages.local import ThinkRequest
 from wire.types import CameraSpec, CommandType, Dimension, Episode, EpisodeSource, Frame, Observation, RobotSpec
@@ -24,7 +24,7 @@ SPEC = RobotSpec(
 )
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 JPEG = cv2.imencode(".jpg", IMAGE)[1].tobytes()
-_MODULES = tuple(module.__name__ for module in (fleet, gateway, joining, local, versions))
+_MODULES = tuple(module.__name__ for module in (fleet, gateway, joining, local, relaying, versions))
 
 
 def samples(sender: str, role: str, about: str) -> list[Message]:

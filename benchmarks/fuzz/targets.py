@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from zmq import curve_keypair
 
 from benchmarks.fuzz.gateway import ATTACKERS, THIEF, UNGREETED, VICTIM, WEIGHTS, MemoryFleet
 from benchmarks.fuzz.mutations import BARE, JSON, MESSAGES, Format
@@ -25,13 +26,16 @@ from hal.safety.limited_robot import LimitedRobot
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.operator_override import OperatorOverride
 from robot_edge.inference.latent_server import LatentEncoder, LatentServer
+from robot_edge.relay.server import SiteRelay
+from robot_edge.relay.upload_spool import UploadSpool
 from robot_edge.uplink.server import Uplink
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.stop_orders import StopOrders
 from wire.clock import ManualClock
 from wire.codec import encode
 from wire.errors import ProtocolError, RejectedError
-from wire.messages.gateway import Hello, HelloAck, VersionAvailable, WeightBytes
+from wire.identity.sealing import Sealer
+from wire.messages.gateway import Hello, HelloAck, ThinkVersions, VersionAvailable, WeightBytes
 from wire.stop_state import StopState
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Latent, Observation, PolicyVersion
@@ -169,7 +173,8 @@ class ThinkTarget:
         self._server = LatentServer("thinker-0", self._robots, end, encoder, root, self._clock)
         self._end = end
         version = PolicyVersion(1, hashlib.sha256(WEIGHTS).hexdigest(), len(WEIGHTS), 0, 1, 1, 1)
-        for message in (HelloAck("c", 1, 1), VersionAvailable(version, 1), WeightBytes(1, 0, WEIGHTS)):
+        said = HelloAck("c", 1, 1), ThinkVersions((1,)), VersionAvailable(version, 1), WeightBytes(1, 0, WEIGHTS)
+        for message in said:
             self._gateway.send(message)
             self.settle()
 
@@ -245,6 +250,46 @@ class UplinkTarget:
         self._uplink.close()
 
 
+class RelayTarget:
+    """A site's relay, by a robot's key; what it keeps for another robot stays."""
+
+    form = MESSAGES
+
+    def __init__(self, root: Path) -> None:
+        self._clock = ManualClock(10**9)
+        self._robots, (_, gateway) = MemoryServer(), memory_pair()
+        self._spool = UploadSpool(root / "uploads.sqlite", hold=["front"])
+        self._sealer = Sealer(curve_keypair()[1], curve_keypair()[0])
+        self._spool.put_all([self._sealer.seal(segment(VICTIM, 77))])
+        self._relay = SiteRelay("relay-0", self._robots, gateway, self._clock, spool=self._spool)
+        self._robot = self._robots.connect(THIEF)
+
+    def valid(self) -> list[tuple[str, bytes]]:
+        sealed = [self._sealer.seal(segment(name, number)) for name in (THIEF, VICTIM) for number in range(70, 80)]
+        ours = [message for about in (THIEF, VICTIM) for message in samples(THIEF, "edge", about)]
+        return [(THIEF, encode(message)) for message in (*ours, *sealed)]
+
+    def send(self, who: str, data: bytes, draw: random.Random) -> None:
+        self._robot.send_bytes(data)
+
+    def settle(self) -> None:
+        self._clock.advance(1_000_000)
+        self._relay.poll()
+        self._robot.discard()
+
+    def fingerprint(self) -> dict[str, Any]:
+        message = self._sealer.seal(segment(VICTIM, 77))
+        stored, invalid = self._spool.put_all([message])
+        return {"kept": stored, "changed": invalid}
+
+    def refused(self) -> Counter[str]:
+        return self._robots.refused + self._relay.refused
+
+    def close(self) -> None:
+        self._relay.close()
+        self._robots.close()
+
+
 class StopLineTarget:
     """The socket that a robot's host hears stops by, with a robot that is stopped."""
 
@@ -283,10 +328,11 @@ class StopLineTarget:
 
 
 TARGETS: dict[str, tuple[Callable[[Path], Target], float]] = {
-    "gateway": (GatewayTarget, 0.6),
+    "gateway": (GatewayTarget, 0.55),
     "operator page": (PageTarget, 0.1),
     "think server": (ThinkTarget, 0.1),
     "a robot's uplink": (UplinkTarget, 0.15),
+    "a site's relay": (RelayTarget, 0.05),
     "a robot's stop line": (StopLineTarget, 0.05),
 }
 """by name, with its share of all messages"""

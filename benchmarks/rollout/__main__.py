@@ -4,7 +4,8 @@
 
 Robots throw dice (`fleet.py`): an episode of a random one of five tasks takes 20 to 30 s when it succeeds and 35 to
 45 s when not; in 10 % of them a person steps in, 2 % are stopped. Everything else is `cloud_learner.rollout` as the
-gateway runs it, with its defaults and 20 % of the robots as canaries. Intervals are Wilson's, of 95 %.
+gateway runs it, with its defaults and 20 % of the robots as canaries. Intervals are Wilson's, of 95 %. A real gateway
+and a real trainer's versions: `python -m benchmarks.rollout.drill`.
 """
 
 from __future__ import annotations

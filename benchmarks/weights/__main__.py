@@ -35,7 +35,7 @@ _LINE = FaultWindow(bytes_per_s=12.5e6, delay_s=0.015)
 _UPLINK = FaultWindow(bytes_per_s=4e6, delay_s=0.01)
 _WHOLE_MB = 300
 """a larger whole is not sent over the line: its size says how long that takes"""
-_LARGE_GIB = 24.0
+_LARGE_GIB = 16.0
 """free memory that training 450 million parameters, and comparing its versions, takes"""
 _PRETRAINED = {"training": {"train": ["model.*"]}}
 
@@ -105,7 +105,7 @@ def _at_least(name: str, value: float, least: float) -> Goal:
 def _arrival(place: Path, policy: str, versions: list[np.ndarray]) -> dict[str, Any]:
     """One update over a line, whole and as a delta."""
     root = Path(tempfile.mkdtemp(dir=place))
-    first, second, third = (versions[k].copy() for k in (0, 1, 2))
+    first, second, third = (np.array(versions[k]) for k in (0, 1, 2))
     whole_s = len(second) / _LINE.bytes_per_s
     with WeightsNetwork(root, ["robot-0"]) as network:
         network.publish(first, delta=False)
@@ -135,9 +135,9 @@ def _arrival(place: Path, policy: str, versions: list[np.ndarray]) -> dict[str, 
 
 
 def _success(wanted: TrainingRun, versions: list[np.ndarray], episodes: int) -> dict[str, Any]:
-    published = versions[0].copy()
+    published = np.array(versions[0])
     for trained in versions[1:]:
-        target = trained.copy()
+        target = np.array(trained)
         encode(published, target, lambda frame: None, Precision.int8)
         published = target
     as_trained, rebuilt = (held_out(wanted, one.tobytes(), episodes) for one in (versions[-1], published))

@@ -57,7 +57,7 @@ class RobotFetcher:
     def poll(self) -> None:
         while (message := self._gateway.recv()) is not None:
             if isinstance(message, HelloAck):
-                self.client.set_signing_key(message.signing_key)
+                self.client.check.key = message.signing_key
             if isinstance(message, VersionAvailable | Deltas | WeightBytes):
                 self.client.handle_message(message)
             else:
@@ -82,7 +82,7 @@ class RelayServer(ChildProcess):
     """`vla-fleet relay`."""
 
     def __init__(self, place: Path, keys: Path, gateway: str) -> None:
-        words = ["--keys", str(keys), "--gateway", gateway, "--port", "0"]
+        words = ["--keys", str(keys), "--gateway", gateway, "--port", "0", "--no-uploads"]
         super().__init__(place / "relay.log", "-m", "fleet.cli", "relay", *words)
         deadline_s = time.monotonic() + _READY_S
         while "robots of this site connect to " not in self.log():

@@ -20,9 +20,9 @@ _INDEX_BYTES, _VALUE_BYTES = 4, 2
 
 
 def load(place: Path) -> list[np.ndarray]:
-    """uint8[size] of each version of a run, oldest first."""
+    """uint8[size] of each version of a run, oldest first; read from disk as they are looked at."""
     paths = sorted(place.glob("*.safetensors"), key=lambda path: int(path.stem))
-    return [np.fromfile(path, np.uint8) for path in paths]
+    return [np.memmap(path, np.uint8, "r") for path in paths]
 
 
 def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[st
     encode_s: list[float] = []
     rebuild_s: list[float] = []
     off: list[float] = []
-    published = versions[0].copy()
+    published = np.array(versions[0])
     for trained in versions[1:]:
         frames: list[bytes] = []
-        stats, target = DeltaStats(), trained.copy()
+        stats, target = DeltaStats(), np.array(trained)
         encode_s.append(_timed(partial(encode, published, target, frames.append, stats=stats)))
         data = b"".join(frames)
         rebuilt = published.copy()
@@ -51,7 +51,7 @@ def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[st
     sparse: list[int] = []
     for before, after in itertools.pairwise(versions):
         frames = []
-        encode(before, after.copy(), frames.append, Precision.exact)
+        encode(before, np.array(after), frames.append, Precision.exact)
         exact.append(sum(map(len, frames)))
         sparse.append((_INDEX_BYTES + _VALUE_BYTES) * _bf16_changes(before, after))
     median = statistics.median

@@ -13,6 +13,7 @@ import simplejpeg
 
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
+from wire.identity.sealing import HASH_BYTES
 from wire.messages.gateway import ACTORS, Segment
 from wire.types import RobotSpec
 
@@ -279,7 +280,7 @@ def _check_chunks(segment: Segment, spec: RobotSpec) -> None:
 
 
 def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None, decoded: int | None = None) -> None:
-    """That frames are JPEG images of the spec's size and that every step refers to one that is there.
+    """That frames are JPEG images of the spec's size, or held back, and that every step refers to one that is there.
 
     `known`: the frames of earlier segments, or None when some of them have not come, so that nobody can tell.
     `decoded`: so many pictures of each camera are decoded, drawn by chance, and of the others head and end are looked
@@ -315,8 +316,10 @@ def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None, d
             if (np.diff(frames.times_ns) <= 0).any():
                 raise InvalidDataError(f"{what}: frame times do not grow.")
             count = len(frames.encoded)
+            if frames.sha256 and (len(frames.sha256) != HASH_BYTES * count or any(frames.encoded)):
+                raise InvalidDataError(f"{what}: {len(frames.sha256)} bytes of hashes for {count} pictures held back.")
             parsed = range(count) if decoded is None else random.sample(range(count), min(decoded, count))
-            for number, image in enumerate(frames.encoded):
+            for number, image in enumerate(frames.encoded if not frames.sha256 else ()):
                 size = jpeg_size(image)
                 if size != (camera.height, camera.width, 3):
                     raise InvalidDataError(

@@ -10,6 +10,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.store.store import SegmentStore
 from wire.episode_file import EpisodeHeader, write_episode
 from wire.errors import ConfigError, CorruptDataError, suggest
+from wire.identity.sealing import held_cameras
 
 
 class ExportedEpisode(msgspec.Struct, frozen=True):
@@ -56,6 +57,11 @@ def export_episode(
     segments = [found.segments[row] for row in rows if row in found.segments]
     if not segments:
         raise ConfigError(f"episode '{episode_id}' has no steps; choose another.")
+    if held := {camera for segment in segments for camera in held_cameras(segment)}:
+        raise ConfigError(
+            f"episode '{episode_id}': a relay holds back pictures of {', '.join(sorted(held))}. Ask for them first: "
+            f"`vla-fleet buffer ask {episode_id}`."
+        )
     last = segments[-1]
     header = EpisodeHeader(
         spec=store.spec(last.episode.spec_hash),

@@ -23,6 +23,7 @@ from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
     CancelJob,
+    JobKind,
     JobState,
     ListFleet,
     ReleaseLease,
@@ -44,6 +45,9 @@ CALLS = ListFleet | SubmitJob | CancelJob | AcquireLease | RenewLease | ReleaseL
 
 class Dispatcher:
     """Times are of the gateway's clock; `poll` hands out what is to be handed out."""
+
+    require_weights: Callable[[int], object]
+    """raises `RejectedError` for a policy version whose weights are gone; set before the first call"""
 
     def __init__(
         self,
@@ -266,6 +270,8 @@ class Dispatcher:
                     robots, jobs = self.scheduler.robots(now_ns), self.jobs.states()
                     answer(Response(call.call, robots=robots, jobs=jobs, specs=dict(self._specs)))
                 case SubmitJob():
+                    if call.request.version > 0 and call.request.kind == JobKind.evaluation:
+                        self.require_weights(call.request.version)
                     self.jobs.submit(call.request, now_ns, answer_job)
                 case CancelJob():
                     self.jobs.cancel(call.job, now_ns, answer_job)

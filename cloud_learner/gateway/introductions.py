@@ -101,7 +101,7 @@ class Introductions:
     def _reject(self, peer: str, text: str, reason: RefusalReason) -> None:
         """Say no, and show it to people when it is news: a peer goes on asking."""
         if (known := self._peers.get(peer)) is not None:
-            known.rejected = True
+            known.rejected, known.welcomed = True, False
         name = peer.partition(PEER_SUFFIX)[0]
         if self._rejections.get(name) != text and self._told.take(name, self._clock.now_ns()):
             self._rejections[name] = text

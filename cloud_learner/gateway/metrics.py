@@ -166,7 +166,7 @@ class CountedChannel:
     def __init__(self, channel: AuthenticatedServerChannel, metrics: GatewayMetrics) -> None:
         self._channel, self._metrics = channel, metrics
         self.adopt, self.address, self.role = channel.adopt, channel.address, channel.role
-        self.may_teach = channel.may_teach
+        self.may_teach, self.key_record = channel.may_teach, channel.key_record
         self.rejections, self.close = channel.rejections, channel.close
         self.refused = channel.refused
 

@@ -78,6 +78,10 @@ def check_evaluation(evaluation: Evaluation) -> None:
     for field in ("number", "episodes", "first_seed", "started_ns"):
         if not 0 <= getattr(evaluation, field) < _LATEST_NS:
             raise RejectedError(f"{field}: {getattr(evaluation, field)} cannot be.")
+    if evaluation.outcomes.keys() - evaluation.success.keys():
+        raise RejectedError("outcomes: of a task without success.")
+    if any(len(won) != evaluation.episodes for won in evaluation.outcomes.values()):
+        raise RejectedError(f"outcomes: each task has {evaluation.episodes}, one for each episode.")
     if not all(0 <= share <= 1 for share in evaluation.success.values()):
         raise RejectedError("success: a share is from 0 to 1.")
 

@@ -14,6 +14,7 @@ from wire.messages import Message
 from wire.messages.fleet import AcquireLease, CancelJob, ReleaseLease, SubmitJob
 from wire.messages.gateway import FetchWeights, Hello, OperatorCommand, WeightBytes
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
+from wire.transport.keys import KeyRecord
 from wire.types import OperatorCommandKind
 
 
@@ -32,6 +33,8 @@ class AuthenticatedServerChannel(ServerChannel, Protocol):
     def adopt(self, peer: str) -> str: ...
 
     def address(self, peer: str) -> str: ...
+
+    def key_record(self, name: str) -> KeyRecord | None: ...
 
 
 _KEYS = 1000
@@ -103,6 +106,8 @@ class KnownPeer(msgspec.Struct):
     """gateway time - its time, by the sample that waited least on its way"""
     rejected: bool = False
     """it is not listened to any more"""
+    welcomed: bool = False
+    """it was answered: versions are announced to it, for it knows by which key they are signed"""
 
 
 class KeyMismatch(NamedTuple):

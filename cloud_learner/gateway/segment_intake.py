@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.gateway.metrics import GatewayMetrics
-from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
+from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, event_budget
 from cloud_learner.gateway.storage.credit import credit_bytes
-from cloud_learner.gateway.storage.ingest import IngestOutcome
+from cloud_learner.gateway.storage.ingest import KNOWN, IngestOutcome
 from cloud_learner.gateway.storage.storage_thread import SegmentAnswer, StorageThread
 from cloud_learner.operator.view import FleetView
 from wire.clock import Clock
 from wire.codec import Undecoded
+from wire.errors import MessageTooLargeError, ProtocolError
+from wire.identity.permissions import RECORDERS
 from wire.identity.refusals import RefusalReason
 from wire.messages.gateway import Ack, Nack, Rejection, Segment, SegmentCommitted
 from wire.types import EpisodeSource, Role
 
-_RECORDERS = (Role.edge, Role.demonstrator)
+_SENDERS = (*RECORDERS, Role.relay)
+log = logging.getLogger(__name__)
 _HERE_NS = 5_000_000_000
 _BEHIND = "the gateway has more segments waiting than it keeps; send this one again later."
 
@@ -46,15 +50,16 @@ class SegmentIntake:
         self._clock, self._refused = clock, refused
         self._pending = ""
         self.credit_bytes = credit_bytes(0, 1, fault=False)
-        """what each recorder may have under way now"""
+        """what each of those who send segments may have under way now"""
         self.recorders = 0
-        """that are here"""
+        """of them that are here"""
+        self._told = event_budget()
 
     def poll(self) -> None:
         """See how much can be taken, and whether anything can."""
         now_ns = self._clock.now_ns()
         self.recorders = sum(
-            known.role in _RECORDERS and now_ns - known.last_message_ns < _HERE_NS for known in self._peers.values()
+            known.role in _SENDERS and now_ns - known.last_message_ns < _HERE_NS for known in self._peers.values()
         )
         fault = self.storage.segment_fault
         self.credit_bytes = credit_bytes(self.storage.queued_bytes, self.recorders, bool(fault))
@@ -62,18 +67,21 @@ class SegmentIntake:
 
     def submit(self, peer: str, message: Undecoded) -> None:
         """Have it stored."""
-        offset_ns = self._peers[peer].offset_ns or 0
-        if not self.storage.submit_segment(peer, message.data, self._clock.now_ns(), offset_ns):
+        if not self.storage.submit_segment(peer, message.data, self._clock.now_ns(), self.offset_ns(peer)):
             self._refused[RefusalReason.not_stored] += 1
             self._channel.send(peer, Nack(_BEHIND))
+
+    def offset_ns(self, robot: str) -> int:
+        """The gateway's time minus the robot's, 0 while nobody knows. For any thread."""
+        known = self._peers.get(robot)
+        return (known.offset_ns or 0) if known is not None else 0
 
     def on_answer(self, answer: SegmentAnswer) -> None:
         """Acknowledge what is stored, and show it; say what is not."""
         self.storage.release(answer)
         peer, segment, result = answer.peer, answer.segment, answer.result
         if answer.invalid is not None:
-            self._refused[answer.invalid.reason] += 1
-            self._channel.send(peer, Rejection(str(answer.invalid)))
+            self._on_invalid(answer, answer.invalid)
             return
         self._metrics.on_ingested(segment, result)
         if segment is None or result.outcome == IngestOutcome.retry:
@@ -87,7 +95,7 @@ class SegmentIntake:
         self._pending = ""
         if result.outcome == IngestOutcome.quarantined:
             if not result.told:
-                self._view.add_event("quarantine", result.reason, peer)
+                self._view.add_event("quarantine", result.reason, segment.episode.robot)
             self._channel.send(peer, Ack((), (segment.id,), credit_bytes=self.credit_bytes))
             return
 
@@ -95,7 +103,7 @@ class SegmentIntake:
             self._channel.send(peer, Ack((segment.id,), credit_bytes=self.credit_bytes))
 
         # Counted before it is acknowledged: what is not counted yet when this process dies comes again.
-        duplicate = result.outcome == IngestOutcome.duplicate
+        duplicate = result.outcome in KNOWN
         now_ns = self._clock.now_ns()
         self.dispatcher.on_segment_stored(segment, result.human_steps, duplicate, now_ns, acknowledge)
         if duplicate:
@@ -111,6 +119,18 @@ class SegmentIntake:
         self._view.add_stored_steps(segment.steps, result.latency_s if online else None)
         if segment.last:
             version = int(segment.version.max(initial=0))
+            episode, steps = segment.episode, result.human_steps
             self._view.add_episode(
-                peer, segment.episode.task, segment.outcome, result.human_steps, version=version, practised=online
+                episode.robot, episode.task, segment.outcome, steps, version=version, practised=online
             )
+
+    def _on_invalid(self, answer: SegmentAnswer, error: ProtocolError | MessageTooLargeError) -> None:
+        """It is no segment, or not its robot's."""
+        self._refused[error.reason] += 1
+        if not answer.refused:
+            self._channel.send(answer.peer, Rejection(str(error)))
+            return
+        if self._told.take(answer.peer, self._clock.now_ns()):
+            log.error("of relay '%s': %s", answer.peer, error)
+            self._view.add_event("refused", str(error), answer.peer)
+        self._channel.send(answer.peer, Ack((), refused=(answer.refused,), credit_bytes=self.credit_bytes))

@@ -25,6 +25,7 @@ from cloud_learner.dispatch.dispatcher import CALLS, Dispatcher
 from cloud_learner.dispatch.notes import Note
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.commands import CommandForwarder
+from cloud_learner.gateway.held_pictures import HeldPictures
 from cloud_learner.gateway.introductions import Introductions
 from cloud_learner.gateway.metrics import CountedChannel, GatewayMetrics
 from cloud_learner.gateway.peer_clock import PeerClocks
@@ -34,7 +35,7 @@ from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.storage_thread import StorageThread
 from cloud_learner.gateway.storage.weight_store import WeightStore
-from cloud_learner.gateway.version_service import VersionService
+from cloud_learner.gateway.versions.version_service import VersionService
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock, clock_name
@@ -42,6 +43,7 @@ from wire.codec import Undecoded, decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError
 from wire.identity.permissions import MAY_SEND, Port
 from wire.identity.refusals import RefusalReason
+from wire.identity.sealing import SealOpener
 from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response
 from wire.messages.gateway import (
@@ -50,16 +52,20 @@ from wire.messages.gateway import (
     Evaluate,
     Evaluation,
     FetchDeltas,
+    FetchPictures,
     FetchWeights,
     Heartbeat,
     Hello,
     HelloAck,
     OperatorCommand,
+    PicturesGone,
     Preview,
     Publish,
     ReintroduceRequest,
     Rejection,
+    SealedSegment,
     Segment,
+    ShadowReport,
     TrainerStatus,
     VersionActivated,
     WeightBytes,
@@ -78,7 +84,7 @@ _RECORDED = frozenset(Role) - frozenset(CALLERS)
 """roles that the ledger knows by name"""
 _LOOK_S, _LONGEST_LOOK_S, _LOOK_REST = 0.005, 0.05, 10
 """between two looks at all robots: so many times as long as one took"""
-_UNDECODED = frozenset({Segment})
+_UNDECODED: frozenset[type[Message]] = frozenset({Segment, SealedSegment})
 _TOO_OFTEN = "this key asks for more than people do. Wait a moment, and ask again."
 _PREVIEWS_PER_S = 200
 """pictures for people, of all robots together: each costs the loop as much as a status"""
@@ -108,10 +114,11 @@ class Gateway:
         wall_ns: Callable[[], int] = time.time_ns,
         stops: StopServer | None = None,
         rollout: RolloutConfig | None = None,
+        seals: SealOpener | None = None,
     ) -> None:
         """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
         made for, others are refused with the difference. `stops`: their own way; without it they go like the rest.
-        `rollout`: how new versions come to act on all robots.
+        `rollout`: how new versions come to act on all robots; `seals`: as of `StorageThread`.
 
         Goes on where the last gateway was, from the ledger. Raises `StorageError`.
         """
@@ -128,40 +135,25 @@ class Gateway:
         """rings when there is something to do that no channel tells of"""
         self._intake = SegmentIntake(channel, self._peers, view, self.metrics, clock, self.refused)
         on_step_s = self.metrics.commit_s.observe
-        self._storage = StorageThread(ledger, ingest, self._intake.on_answer, self._on_storage_fault, on_step_s)
+        told = self._intake.on_answer, self._on_storage_fault, on_step_s
+        self._storage = StorageThread(ledger, ingest, *told, seals, self._intake.offset_ns)
         self._intake.storage = self.metrics.storage = self._storage
+        rollout = rollout or RolloutConfig()
+        self._pictures = HeldPictures(channel, self._peers, ledger, self._storage, clock)
         self._versions = VersionService(
-            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout or RolloutConfig()
+            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout, spec
         )
         self._rollout = self._versions.rollout
         self._intake.on_stored = self._rollout.on_segment
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
-        self._dispatcher = Dispatcher(
-            ledger,
-            self._storage,
-            view,
-            tasks,
-            self._commands.send,
-            self._versions.announce,
-            channel.role,
-            wall_ns,
-            clock.now_ns(),
-        )
+        ways = self._commands.send, self._versions.announce, channel.role
+        self._dispatcher = Dispatcher(ledger, self._storage, view, tasks, *ways, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
-        self._versions.pinned_version = self._dispatcher.pinned_version
-        self._introductions = Introductions(
-            channel,
-            self._peers,
-            view,
-            spec,
-            clock,
-            self.refused,
-            self._told,
-            self._dispatcher.task_mismatch,
-            self._clocks.forget,
-        )
+        self._versions.follow(self._dispatcher)
+        calls = self._dispatcher.task_mismatch, self._clocks.forget
+        self._introductions = Introductions(channel, self._peers, view, spec, clock, self.refused, self._told, *calls)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
         view.on_command = self.wakeup.ring
@@ -212,6 +204,7 @@ class Gateway:
             self._add_event(name, "refused", reason)
         self._dispatcher.poll(self._clock.now_ns())
         self._rollout.poll()
+        self._pictures.poll()
 
     def _slice(self) -> Iterator[None]:
         """So many turns as people can wait for; in one thread as many, however fast this computer is."""
@@ -311,6 +304,8 @@ class Gateway:
                 self._dispatcher.clients.forward(message)
             case VersionActivated(robot=robot) if robot == peer:
                 self._versions.note_activation(peer, message, known.offset_ns or 0)
+            case ShadowReport(robot=robot) if robot == peer:
+                self._rollout.on_shadow(message)
             case Heartbeat(sent_ns=sent_ns):
                 known.offset_ns = self._clocks.measure(peer, known.clock, message, now_ns)
                 self._versions.when_received(peer, partial(self._send_hello_ack, peer, sent_ns, now_ns))
@@ -322,6 +317,8 @@ class Gateway:
                 self._commands.forward_teleop_command(peer, message)
             case FetchWeights() | FetchDeltas():
                 self._versions.serve(peer, message)
+            case FetchPictures() | PicturesGone():
+                self._pictures.handle_message(peer, message)
             case Publish():
                 self._versions.begin(peer, message)
             case WeightBytes():
@@ -329,7 +326,7 @@ class Gateway:
             case TrainerStatus():
                 self._view.update_trainer(message)
             case Evaluate(number=number):
-                self._versions.announce(peer, number)
+                self._versions.announce_to_measure(peer, number)
             case Evaluation():
                 self._versions.note_evaluation(message, self._wall_ns())
             case _:  # it speaks for another robot

@@ -29,7 +29,7 @@ from cloud_learner.operator.view_models import (
 )
 from wire.clock import Clock, MonotonicClock
 from wire.messages.fleet import JobState, RobotState, VersionStatus
-from wire.messages.gateway import EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
+from wire.messages.gateway import GATE, EdgeStatus, Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.stop_state import StopState
 from wire.types import Lease, Mode, OperatorCommandKind, PolicyVersion, RobotSpec
 
@@ -159,8 +159,11 @@ class FleetView:
     def add_evaluation(self, evaluation: Evaluation, t_s: float | None = None) -> None:
         """Measured success. `cadence` goes on the curve at `t_s`, by default when the measurement began.
 
-        Others (`before`, `after`, `canary`, ...) use other seeds or other robots: they stand beside it.
+        Others (`before`, `after`, `canary`, ...) use other seeds or other robots: they stand beside it. What the gate
+        measures, a few episodes at a time, is told with what it decides.
         """
+        if evaluation.label == GATE:
+            return
         success = {task: finite(rate) or 0.0 for task, rate in sorted(evaluation.success.items())}
         if not success:
             return

@@ -171,6 +171,7 @@ def version_status_models(statuses: Sequence[VersionStatus]) -> list[dict[str, A
 
     def rank(status: VersionStatus) -> tuple[bool, int]:
         needed = status.current or status.reference or bool(status.pinned) or status.state == VersionState.canary
+        needed = needed or (status.shadow is not None and bool(status.shadow.robots))
         return needed, status.version.number
 
     shown = sorted(statuses, key=rank)[-MAX_VERSIONS:]
@@ -190,6 +191,7 @@ def version_status_model(status: VersionStatus) -> dict[str, Any]:
         "successes": status.successes,
         "note": status.note,
         "frozen": status.frozen,
+        "shadow": status.shadow and msgspec.to_builtins(status.shadow),
     }
 
 

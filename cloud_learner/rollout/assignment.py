@@ -34,5 +34,10 @@ def split_fleet(robots: Collection[str], canary: int, reference: int, share: flo
     return FleetSplit(try_it, keep, frozenset(left) - try_it)
 
 
+def few(robots: Collection[str], number: int, count: int) -> frozenset[str]:
+    """`count` of them at most, the same ones whoever asks; others for another version."""
+    return frozenset(_ranked(robots, f"shadow {number}")[:count])
+
+
 def _ranked(robots: Collection[str], salt: str) -> list[str]:
     return sorted(robots, key=lambda robot: (hashlib.sha256(f"{salt}:{robot}".encode()).digest(), robot))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cloud_learner.rollout.records import RolloutState, VersionRecord, VersionState
 from wire.errors import RejectedError
 
@@ -15,7 +17,7 @@ def require_version(state: RolloutState, number: int) -> VersionRecord:
         known = sorted(state.versions)
         range_text = f"Known are {known[0]} to {known[-1]}." if known else "None was published yet."
         raise RejectedError(f"version {number}: there is no such version. {range_text}")
-    if record.state is VersionState.refused:
+    if record.state is VersionState.refused and not record.has_weights:
         raise RejectedError(
             f"version {number}: the gate refused it ({record.reason}). Choose another one, or mend what the gate found "
             "and train on."
@@ -60,6 +62,19 @@ def rollback_target(state: RolloutState, to: int) -> int:
     if to not in state.history:
         raise RejectedError(f"version {to}: it was never promoted. Promote it instead, or pin it to a robot.")
     return to
+
+
+def check_shadow(state: RolloutState, number: int, robots: Collection[str]) -> None:
+    """Whether a person may have these robots compute it; 0 ends what there is. Raises `RejectedError`."""
+    if not number:
+        if not state.shadow:
+            raise RejectedError("no version is a shadow. Nothing is to be undone.")
+        return
+    require_version(state, number)
+    if unknown := sorted(set(robots) - set(state.robots)):
+        raise RejectedError(f"there is no robot '{unknown[0][:64]}' here now.")
+    if number == state.current and not state.pins and not state.canary:
+        raise RejectedError(f"version {number}: robots act by it. There is nothing to compare it with.")
 
 
 def check_pin(state: RolloutState, robot: str, number: int) -> None:

@@ -20,11 +20,16 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """what a promoted version must have been shown not to be worse by: in success and in stops a share of the episodes,
     in human share one of the steps"""
     alpha: float = 0.05
-    """most probability of rolling back a version that is no worse"""
+    """most probability of rolling back a version that is no worse, and of refusing it for its held-out success"""
     beta: float = 0.05
-    """most probability of promoting a version that is worse by `margin` or more"""
+    """most probability of promoting a version that is worse by `margin` or more, or letting in one by `gate_success`"""
     max_episodes: int = 200
     """of a canary; then it is decided by what there is"""
+    gate_success: float = 0.0
+    """what a candidate's held-out success must be shown not to be worse by than that of the version it would replace, a
+    share of the episodes, before robots act by it; while an evaluator is there. 0: it decides nothing"""
+    gate_timeout_s: float = 600.0
+    """a candidate goes on without when no evaluator has brought anything of it for so long"""
     keep: int = 20
     """newest versions whose files are kept, beside those in use"""
     room_bytes: float = 4e9
@@ -37,6 +42,12 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"rollout: control is {self.control}; it is a share of the robots, from 0 to below 1.")
         if not 0 < self.margin < 1:
             raise ConfigError(f"rollout: margin is {self.margin}; it is a share of the episodes, above 0 and below 1.")
+        if not 0 <= self.gate_success < 1:
+            raise ConfigError(
+                f"rollout: gate_success is {self.gate_success}; it is a share of the episodes, from 0 (off) to below 1."
+            )
+        if not self.gate_timeout_s > 0:
+            raise ConfigError(f"rollout: gate_timeout_s is {self.gate_timeout_s}; it is a time, above 0.")
         for name in ("alpha", "beta"):
             if not 0 < getattr(self, name) <= 0.5:
                 raise ConfigError(

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from cloud_learner.rollout.commands import check_pin, check_promote, rollback_target
+from cloud_learner.rollout.assignment import few
+from cloud_learner.rollout.commands import check_pin, check_promote, check_shadow, rollback_target
 from cloud_learner.rollout.comparison import EpisodeResult, Measure
 from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.rollout.held_out import HeldOutRequest
 from cloud_learner.rollout.records import (
     RECENT,
     DecisionKind,
     PendingEpisode,
     RolloutDecision,
     RolloutState,
+    ShadowTally,
     VersionRecord,
     VersionState,
 )
 from cloud_learner.rollout.transitions import VersionTransitions
 from wire.errors import InvalidDataError
+from wire.weights.action_difference import ActionDifference
 
 _LEAST_BLOCKS = 10
 """compared, without which the bound on a canary's episodes promotes nothing"""
@@ -29,6 +33,8 @@ _OWN_BLOCKS = 20
 _RECORD_A_BLOCK = 8
 """new episodes for each of the reference's, where these come from its record and no more are added"""
 _TASK_CHARS = 200
+_SHADOWS = 3
+"""robots that compute a shadow where nobody chose any: enough to see how far apart versions are"""
 _MOST_PENDING = 8192
 _MOST_LAG_NS = 600_000_000_000
 
@@ -36,7 +42,8 @@ _MOST_LAG_NS = 600_000_000_000
 class RolloutController:
     """Not a thread's: one caller. Times are any clock's, in nanoseconds, and growing.
 
-    A version that passed the gate is a candidate. With `canary` 0, or while none is current, it is promoted at once.
+    A version that passed the gate is a candidate. With `gate_success`, and while there is an evaluator, it waits until
+    a `HeldOutTrial` against current lets it go on. With `canary` 0, or while none is current, it is promoted at once.
     Otherwise the newest candidate is the canary: it acts on some robots, and a `Comparison` with current decides.
 
     - Worse in success, human share or stops (error alpha over the three): rolled back, at once.
@@ -99,6 +106,12 @@ class RolloutController:
         """Versions whose weights must stay, beside those that robots still act by."""
         return self._state.needed
 
+    @property
+    def wanted_measurements(self) -> list[HeldOutRequest]:
+        """What evaluators are to measure now."""
+        trial = self._state.held_out
+        return trial.missing() if trial is not None else []
+
     def versions(self) -> list[VersionRecord]:
         """All that are remembered, by number; to look at."""
         return [self._state.versions[number] for number in sorted(self._state.versions)]
@@ -111,6 +124,21 @@ class RolloutController:
         if robot in self._moves.split.canaries:
             return state.canary
         return state.reference if robot in self._moves.split.controls else state.current
+
+    @property
+    def shadow(self) -> int:
+        """The version that some robots compute without acting by it, 0: none."""
+        return self._state.shadow
+
+    def shadow_robots(self) -> frozenset[str]:
+        """Those that are to compute it: those that a person chose, else a few of those that act by another one."""
+        state = self._state
+        if not state.shadow:
+            return frozenset()
+        if state.shadow_robots:
+            return frozenset(state.shadow_robots)
+        others = [robot for robot in state.robots if self.version_for(robot) != state.shadow]
+        return few(others, state.shadow, _SHADOWS)
 
     def state(self) -> RolloutState:
         """All of it, a copy."""
@@ -165,21 +193,7 @@ class RolloutController:
         for number in numbers:
             if number in state.versions:
                 state.versions[number].has_weights = False
-        reason = "its weights are gone."
-        if state.canary and not state.versions[state.canary].has_weights:
-            self._moves.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
-        if state.current and not state.versions[state.current].has_weights and state.previous:
-            self._moves.go_back(state.previous, reason, now_ns)
-        if state.reference and not state.versions[state.reference].has_weights:
-            state.reference, state.line = state.current, None
-            state.decide(DecisionKind.reference, state.current, f"of the reference before it, {reason}", now_ns)
-        for robot, pin in list(state.pins.items()):
-            if not state.versions[pin].has_weights:
-                del state.pins[robot]
-                state.decide(
-                    DecisionKind.withdrawn, pin, f"not pinned to '{robot or 'all robots'}' now: {reason}", now_ns
-                )
-        self._moves.divide()
+        self._moves.leave_gone(now_ns)
         self._moves.advance(now_ns)
 
     def on_episode(
@@ -221,6 +235,31 @@ class RolloutController:
             # There may be enough episodes of current now for a fleet without a robot to spare.
             self._moves.advance(now_ns)
 
+    def set_evaluator(self, is_there: bool, now_ns: int) -> bool:
+        """Whether somebody can measure versions; to be called now and then. Whether that changed anything."""
+        if not self._moves.gate.watch(is_there, now_ns):
+            return False
+        self._moves.advance(now_ns)
+        return True
+
+    def on_measured(self, request: HeldOutRequest, outcomes: Mapping[str, Sequence[bool]], now_ns: int) -> bool:
+        """An evaluator measured a version: outcomes by task. Whether that was wanted."""
+        trial = self._state.held_out
+        if trial is None or not trial.add(request, outcomes):
+            return False
+        if self._moves.gate.on_outcomes(now_ns):
+            self._moves.advance(now_ns)
+        return True
+
+    def on_shadow(self, robot: str, number: int, difference: ActionDifference, faults: int, fault: str) -> None:
+        """A robot has compared the shadow with what acted; `faults`: chunks that it failed to make; `fault`: what is
+        wrong there, '' when nothing is."""
+        record = self._state.versions.get(number)
+        if record is None or robot not in self._state.robots:
+            return
+        record.shadow = record.shadow or ShadowTally()
+        record.shadow.add(robot, difference, faults, fault)
+
     # --- what people ask for --------------------------------------------------------------------------------------
 
     def promote(self, number: int, now_ns: int, who: str = "a person") -> None:
@@ -254,6 +293,15 @@ class RolloutController:
             del self._state.pins[robot]
         self._moves.divide()
         self._moves.advance(now_ns)
+
+    def set_shadow(self, number: int, robots: Collection[str] = ()) -> None:
+        """Have robots compute a version without acting by it; none: a few of them. 0: no longer. Raises
+        `RejectedError`."""
+        state = self._state
+        check_shadow(state, number, robots)
+        if number:
+            state.versions[number].shadow = ShadowTally()
+        state.shadow, state.shadow_robots = number, sorted(set(robots)) if number else []
 
     def freeze(self, frozen: bool, now_ns: int) -> None:
         """While frozen, nothing becomes canary or promoted by itself."""

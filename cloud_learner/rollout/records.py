@@ -7,6 +7,8 @@ from enum import StrEnum
 import msgspec
 
 from cloud_learner.rollout.comparison import Comparison, EpisodeResult, Tally
+from cloud_learner.rollout.held_out import HeldOutTrial
+from wire.weights.action_difference import ActionDifference
 
 MOST_VERSIONS = 512
 """remembered; of older ones those in use stay"""
@@ -26,7 +28,7 @@ class VersionState(StrEnum):
     """current, or was"""
     rolled_back = "rolled_back"
     refused = "refused"
-    """by the gate"""
+    """by the gate; for its held-out success it has weights, and a person may promote it"""
 
 
 class DecisionKind(StrEnum):
@@ -61,6 +63,25 @@ class PendingEpisode(msgspec.Struct, frozen=True, array_like=True):
     result: EpisodeResult
 
 
+class ShadowTally(msgspec.Struct):
+    """What came of a version that robots compute without acting by it, over all robots."""
+
+    difference: ActionDifference = ActionDifference()
+    """of its actions from those that acted"""
+    faults: int = 0
+    problems: dict[str, str] = {}
+    """by robot, of those that compute it or should: what is wrong"""
+
+    def add(self, robot: str, difference: ActionDifference, faults: int, fault: str) -> None:
+        """What a robot found since it said something last; `fault`: what is wrong there, '' when nothing is."""
+        self.difference = self.difference.plus(difference)
+        self.faults += faults
+        if fault:
+            self.problems[robot] = fault
+        elif difference.chunks:
+            self.problems.pop(robot, None)
+
+
 class VersionRecord(msgspec.Struct, kw_only=True):
     """What is known of a version."""
 
@@ -72,10 +93,14 @@ class VersionRecord(msgspec.Struct, kw_only=True):
     reason: str = ""
     """why it is in this state"""
     has_weights: bool = True
+    passed_against: int = 0
+    """the version whose held-out success it may replace, 0: none"""
     tally: Tally = msgspec.field(default_factory=Tally)
     """over all episodes that it alone acted in"""
     recent: list[tuple[str, EpisodeResult]] = []
     """(task, result) of the newest of robots that were not pinned, while it is in use"""
+    shadow: ShadowTally | None = None
+    """None: it never was one"""
 
 
 class RolloutState(msgspec.Struct, kw_only=True):
@@ -91,6 +116,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """newer versions wait; older ones are passed over"""
     pins: dict[str, int] = {}
     """by robot, '' for all"""
+    shadow: int = 0
+    """what some robots compute without acting by it"""
+    shadow_robots: list[str] = []
+    """those that a person chose; none: a few"""
     robots: list[str] = []
     frozen: bool = False
     pending: list[PendingEpisode] = []
@@ -99,6 +128,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """about the longest episode of late"""
     mean_ns: int = 0
     """of the episodes of late"""
+    held_out: HeldOutTrial | None = None
+    """of the candidate that evaluators measure"""
+    held_out_seeds: int = 0
+    """of each task that were used for that"""
     trial: Comparison | None = None
     """of the canary against current"""
     trial_since_ns: int = 0
@@ -124,8 +157,15 @@ class RolloutState(msgspec.Struct, kw_only=True):
 
     @property
     def needed(self) -> set[int]:
-        """Versions that robots act by, or would be sent back to."""
-        return {self.current, self.previous, self.reference, self.canary, *self.pins.values()} - {0}
+        """Versions that robots act by, compute or would be sent back to, or that evaluators measure for that."""
+        measured = {self.held_out.candidate} if self.held_out is not None else set[int]()
+        passed = {number for number, one in self.versions.items() if self._has_passed(one)}
+        used = {self.current, self.previous, self.reference, self.canary, self.shadow, *self.pins.values()}
+        return (used | measured | passed) - {0}
+
+    def _has_passed(self, record: VersionRecord) -> bool:
+        waits = record.state is VersionState.candidate and record.number > self.newest_tried
+        return waits and 0 < record.passed_against == self.current
 
     @property
     def lag_ns(self) -> int:

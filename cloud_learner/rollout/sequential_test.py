@@ -45,7 +45,7 @@ class BettingTest(msgspec.Struct, kw_only=True):
             self.log_capital[at] += math.log1p(bet * gain)
         self.count += 1
         self.total += difference
-        self.rejected = self.rejected or self.log_wealth >= -math.log(self.error)
+        self.rejected = self.rejected or self.is_over
 
     @property
     def log_wealth(self) -> float:
@@ -54,6 +54,11 @@ class BettingTest(msgspec.Struct, kw_only=True):
             return 0.0
         most = max(self.log_capital)
         return most + math.log(sum(math.exp(one - most) for one in self.log_capital))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the capital is 1 / error or more now."""
+        return self.log_wealth >= -math.log(self.error)
 
     @property
     def mean(self) -> float:

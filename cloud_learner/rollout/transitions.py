@@ -5,6 +5,7 @@ from __future__ import annotations
 from cloud_learner.rollout.assignment import FleetSplit, split_fleet
 from cloud_learner.rollout.comparison import Comparison
 from cloud_learner.rollout.config import RolloutConfig
+from cloud_learner.rollout.held_out_gate import HeldOutGate
 from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionState
 
 _RECORD = 64
@@ -17,11 +18,13 @@ class VersionTransitions:
 
     def __init__(self, config: RolloutConfig, state: RolloutState) -> None:
         self.config, self.state, self.split = config, state, FleetSplit()
+        self.gate = HeldOutGate(config, state)
         self.divide()
 
     def advance(self, now_ns: int) -> None:
-        """Try the newest that waits, if anything may be tried."""
+        """Try the newest that waits and may go on, if anything may be tried."""
         state = self.state
+        self.gate.revise()
         if state.frozen:
             return
         if state.canary and not self.config.canary:
@@ -33,16 +36,20 @@ class VersionTransitions:
             for number, one in state.versions.items()
             if one.state is VersionState.candidate and one.has_weights and number > state.newest_tried
         ]
-        if not waiting:
+        if not waiting or not (admitted := self.gate.admitted(waiting, now_ns)):
             return
-        number = max(waiting)
+        number = max(admitted)
         if not state.current:
             self.promote(number, "the first version: there is nothing to compare it with.", now_ns)
         elif not self.config.canary:
-            self.promote(number, "it passed the gate, and no trial is asked for.", now_ns)
+            found = state.versions[number].reason if state.versions[number].passed_against else "it passed the gate"
+            self.promote(number, f"{found.rstrip('.')}, and no trial is asked for.", now_ns)
+            self.advance(now_ns)
         elif self._can_try(number):
             state.canary, state.newest_tried = number, number
-            state.set_state(number, VersionState.canary, "on trial.", now_ns)
+            record = state.versions[number]
+            found = f"; {record.reason}" if record.passed_against else "."
+            state.set_state(number, VersionState.canary, f"on trial{found}", now_ns)
             self.divide()
             self._begin_trial(now_ns)
             robots = ", ".join(sorted(self.split.canaries)[:8])
@@ -106,6 +113,28 @@ class VersionTransitions:
             state.decide(DecisionKind.reference, target, reason, now_ns)
         del state.history[at:]
         self._follow(now_ns)
+
+    def leave_gone(self, now_ns: int) -> None:
+        """The files of some versions were deleted: nothing is to go by them any more."""
+        state = self.state
+        reason = "its weights are gone."
+        if state.canary and not state.versions[state.canary].has_weights:
+            self.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
+        if state.current and not state.versions[state.current].has_weights and state.previous:
+            self.go_back(state.previous, reason, now_ns)
+        if state.reference and not state.versions[state.reference].has_weights:
+            state.reference, state.line = state.current, None
+            state.decide(DecisionKind.reference, state.current, f"of the reference before it, {reason}", now_ns)
+        if state.shadow and not state.versions[state.shadow].has_weights:
+            state.decide(DecisionKind.withdrawn, state.shadow, f"no shadow any more: {reason}", now_ns)
+            state.shadow, state.shadow_robots = 0, []
+        for robot, pin in list(state.pins.items()):
+            if not state.versions[pin].has_weights:
+                del state.pins[robot]
+                state.decide(
+                    DecisionKind.withdrawn, pin, f"not pinned to '{robot or 'all robots'}' now: {reason}", now_ns
+                )
+        self.divide()
 
     def _follow(self, now_ns: int) -> None:
         """Another version is current."""

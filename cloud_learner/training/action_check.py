@@ -1,6 +1,11 @@
 """What a version would do, before robots do it: its actions on recorded observations, against its parent's.
 
 The policy that acts here is another one than the trainer's, and is given the very file that robots would rebuild.
+
+A version may differ from its parent by `max_change`, and by more if that brought it nearer to what people did there, or
+took it no farther: so learning that moves on is never held up for good by a parent that stays what it was, and random
+weights, which move away from both, are. After a refusal other observations are taken: none is refused twice by what a
+few of them have of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cloud_learner.buffer.loading.observations import ShownStep
 from cloud_learner.training.config import ActionCheckConfig
 from cloud_learner.training.status import VersionFault, VersionRefusal
 from policies.interface.policy import Policy
@@ -30,9 +36,9 @@ _SEED = 1
 class HeldSource:
     """Where observations come from."""
 
-    choose: Callable[[int], list[int]]
-    """which so many to take, fewer where there are fewer; for the trainer's thread"""
-    read: Callable[[Sequence[int]], list[Observation]]
+    choose: Callable[[int, int], list[int]]
+    """which so many to take, fewer where there are fewer, by the number of a draw; for the trainer's thread"""
+    read: Callable[[Sequence[int]], list[ShownStep]]
     """those; for any thread. Raises `StorageError`"""
 
 
@@ -56,14 +62,16 @@ class ActionCheck:
         act: Callable[..., ActionChunk] = policy.act
         self._chunk = partial(act, seed=_SEED) if "seed" in inspect.signature(act).parameters else act
         self._chosen: list[int] = []
-        self._held: tuple[list[int], list[Observation]] = [], []
+        self._draw = self._chosen_by = 0
+        self._held: tuple[list[int], list[ShownStep]] = [], []
         self._acted: dict[str, np.ndarray] = {}
         """float32[n, H, da] on the held observations by the sha256 of a version's file: the last two asked for"""
 
     def choose(self) -> None:
-        """Choose observations, unless there are enough: more of them may have been recorded."""
-        if len(self._chosen) < self.config.observations:
-            self._chosen = self._source.choose(self.config.observations)
+        """Choose observations, unless there are enough and they refused nothing: more may have been recorded."""
+        draw = self._draw
+        if len(self._chosen) < self.config.observations or draw != self._chosen_by:
+            self._chosen, self._chosen_by = self._source.choose(self.config.observations, draw), draw
 
     @property
     def ready(self) -> bool:
@@ -85,7 +93,7 @@ class ActionCheck:
         """float32[n, H, da] of a version on the held observations; remembered with its `sha256`."""
         try:
             self._policy.load(weights, 1)
-            found = np.stack([self._act(each) for each in self._held[1]])
+            found = np.stack([self._act(each.observation) for each in self._held[1]])
         except (WeightsError, PolicyError, InvalidDataError) as error:
             return VersionRefusal(VersionFault.cannot_act, f"the policy that robots run cannot act by it: {error}")
         if sha256:
@@ -96,28 +104,53 @@ class ActionCheck:
 
     def compare(self, actions: np.ndarray, parent_sha256: str) -> tuple[float, VersionRefusal | None]:
         """How far `actions` are from its parent's, which acted already, and what is wrong with them."""
-        before, config = self._acted[parent_sha256], self.config
+        before = self._acted[parent_sha256]
         change = self.change(before, actions)
-        if change > config.max_change:
-            return change, VersionRefusal(
-                VersionFault.moved,
-                f"its actions are {change:.3f} of their range away from its parent's, more than the max_change of "
-                f"{config.max_change:g} that the recipe's action_check allows",
-            )
+        refusal = self._find_fault(before, actions, change)
+        self._draw += refusal is not None
+        return change, refusal
+
+    def distance(self, actions: np.ndarray) -> float | None:
+        """Of float32[n, H, da] from what people did: root mean square, in ranges of the dimensions. None: they did
+        nothing there."""
+        squares: list[np.ndarray] = []
+        for chunk, step in zip(actions, self._held[1], strict=True):
+            count = min(len(chunk), len(step.shown))
+            squares.append(np.square((chunk[:count] - step.shown[:count]) / self._range))
+        found = np.concatenate(squares)
+        return float(np.sqrt(np.mean(found, dtype=np.float64))) if len(found) else None
+
+    def _find_fault(self, before: np.ndarray, actions: np.ndarray, change: float) -> VersionRefusal | None:
+        config = self.config
         rise = self._saturated(actions) - self._saturated(before)
-        if rise > config.max_saturation_rise:
-            return change, VersionRefusal(
+        moved, saturated = change > config.max_change, rise > config.max_saturation_rise
+        if (moved or saturated) and (farther := self._find_farther(before, actions)):
+            if moved:
+                return VersionRefusal(
+                    VersionFault.moved,
+                    f"its actions are {change:.3f} of their range away from its parent's, more than the max_change of "
+                    f"{config.max_change:g} that the recipe's action_check allows, and {farther}",
+                )
+            return VersionRefusal(
                 VersionFault.saturated,
-                f"{self._saturated(actions):.0%} of its actions are at their limits, {rise:.0%} more than its parent's",
+                f"{self._saturated(actions):.0%} of its actions are at their limits, {rise:.0%} more than its "
+                f"parent's, and {farther}",
             )
         spread, usual = self._spread(actions), self._spread(before)
         if spread < config.min_spread * usual:
-            return change, VersionRefusal(
+            return VersionRefusal(
                 VersionFault.constant,
                 f"its actions are nearly the same whatever it sees: they differ by {spread:.2g} of their range, its "
                 f"parent's by {usual:.2g}",
             )
-        return change, None
+        return None
+
+    def _find_farther(self, before: np.ndarray, actions: np.ndarray) -> str:
+        """How it went away from what people did; '' when it did not."""
+        mine, parents = self.distance(actions), self.distance(before)
+        if mine is None or parents is None:
+            return "nobody showed what is right there"
+        return f"they are {mine:.3f} away from what people did there, its parent's {parents:.3f}" * (mine > parents)
 
     def change(self, before: np.ndarray, after: np.ndarray) -> float:
         """Root mean square of the difference, in ranges of the dimensions."""

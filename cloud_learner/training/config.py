@@ -148,9 +148,10 @@ class ActionCheckConfig:
     observations: int = 16
     """recorded ones for which a version acts before it is published; 0: no version is looked at"""
     max_change: float = 0.25
-    """root mean square of the difference to its parent's actions, in ranges of the action's dimensions"""
+    """root mean square of the difference to its parent's actions, in ranges of the action's dimensions; what is farther
+    may go if it is no farther from what people did than its parent is"""
     max_saturation_rise: float = 0.5
-    """share of actions at the limits of their range, above its parent's"""
+    """share of actions at the limits of their range, above its parent's; the same holds of what has more"""
     min_spread: float = 0.02
     """of what actions differ by between observations, as a share of its parent's"""
     quantization_every: int = 10

@@ -33,6 +33,7 @@ from wire import codec
 from wire.clock import Clock, clock_name
 from wire.errors import ConfigError
 from wire.messages.gateway import (
+    FetchPictures,
     Hello,
     HelloAck,
     Nack,
@@ -89,8 +90,7 @@ class Trainer:
         """whether the gateway asked for the end"""
         self._set_normalization = set_normalization
         self._source, self._batches = source, TimedSource(source, clock)
-        self._ledger = ledger
-        self._gateway = gateway
+        self._ledger, self._gateway = ledger, gateway
         self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
@@ -205,9 +205,7 @@ class Trainer:
                     self._was_rejected = True
                 case Stop():
                     self.stopping = True
-                case VersionAvailable():
-                    log.debug("a version was announced.")
-                case _ if not about_connection:
+                case _ if not about_connection and not isinstance(message, VersionAvailable):
                     log.warning("trainer does not understand %s.", type(message).__name__)
 
     def _on_published(self, upload: WeightUploader) -> None:
@@ -257,6 +255,8 @@ class Trainer:
         # A database that was away comes back; meanwhile what is known is trained on.
         with self._refreshing:
             try:
+                if wanted := self._source.pop_wanted_pictures():
+                    self._gateway.send(FetchPictures(wanted))
                 return self._source.refresh(_REFRESH_SEGMENTS)
             except ConfigError as error:
                 if not known:

@@ -14,8 +14,11 @@ WINDOW_BYTES = 2 * PART_BYTES
 """small, because each answer counts as progress: half a megabyte per second still does"""
 MAX_UNANSWERED = 15
 """windows under way before the next one waits, so 32 MiB: more than a gateway takes in meanwhile"""
-TIMEOUT_S = 5.0
-"""without progress for so long, everything is sent again"""
+TIMEOUT_S = 20.0
+"""without progress for so long, everything is sent again: a disk may be busy for a while"""
+ASK_S = 5.0
+"""after everything was sent: how often the gateway is asked whether it has it, for to rebuild a large version, hash it
+and look at it takes longer than that"""
 
 
 class WeightUploader:
@@ -46,12 +49,21 @@ class WeightUploader:
         self._submitted = False
         self._sent, self._window_end = 0, WINDOW_BYTES
         self._unanswered: deque[int] = deque()
+        self._asked: set[int] = set()
+        """heartbeats behind questions whether the gateway has it: one is answered, and nothing was said: it has not"""
         self._progress_ns = clock.now_ns()
 
     def poll(self) -> None:
         """Send what may go now; it never waits."""
         now_ns = self._clock.now_ns()
-        if now_ns - self._progress_ns > TIMEOUT_S * 1e9:
+        silent_s = (now_ns - self._progress_ns) / 1e9
+        if self._submitted and self._sent == len(self._weights):
+            if silent_s > ASK_S and self._gateway.send(self._offer):
+                self._progress_ns = now_ns
+                if self._gateway.send(Heartbeat(now_ns)):
+                    self._asked.add(now_ns)
+            return
+        if silent_s > TIMEOUT_S:
             self._restart()
         if not self._submitted:
             if not self._gateway.send(self._offer):
@@ -71,17 +83,20 @@ class WeightUploader:
 
     def on_heartbeat_answered(self, echo_ns: int) -> None:
         """All that was sent before the heartbeat of `echo_ns` is stored."""
-        if echo_ns in self._unanswered:
+        if echo_ns in self._asked:
+            self._restart()
+        elif echo_ns in self._unanswered:
             while self._unanswered.popleft() != echo_ns:
                 pass
             self._progress_ns = self._clock.now_ns()
 
     def pause(self) -> None:
-        """Send nothing more until everything is sent again, `TIMEOUT_S` after the last progress."""
+        """Send nothing more, until the gateway is asked, `ASK_S` after the last progress, and lacks it."""
         self._sent = len(self._weights)
 
     def _restart(self) -> None:
         self._submitted = False
         self._sent, self._window_end = 0, WINDOW_BYTES
         self._unanswered.clear()
+        self._asked.clear()
         self._progress_ns = self._clock.now_ns()

@@ -120,10 +120,17 @@ class FleetClient:
         return self._ask(ListFleet)
 
     def versions(
-        self, action: VersionAction = VersionAction.list, number: int = 0, robot: str = ""
+        self,
+        action: VersionAction = VersionAction.list,
+        number: int = 0,
+        robot: str = "",
+        robots: tuple[str, ...] = (),
     ) -> tuple[VersionStatus, ...]:
-        """The newest policy versions and all that are needed, oldest first, once `action` is done with `number`."""
-        return self._ask(lambda call: ChangeVersions(call, action, number, robot)).versions
+        """The newest policy versions and all that are needed, oldest first, once `action` is done with `number`.
+
+        `robot`: to pin; `robots`: to compute a shadow.
+        """
+        return self._ask(lambda call: ChangeVersions(call, action, number, robot, robots)).versions
 
     # --- work -----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""`vla-fleet versions list | show | promote | rollback | pin | freeze`: which policy version robots run, and why."""
+"""`vla-fleet versions list | show | promote | rollback | pin | shadow | freeze`: which version robots run, and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Policy versions: which robots run them, how they do, and which they may.",
     no_args_is_help=True,
 )
-_STYLES = {"promoted": "green", "canary": "yellow", "candidate": "cyan", "rolled_back": "bold red", "superseded": "dim"}
+_STYLES = {"promoted": "green", "canary": "yellow", "candidate": "cyan", "rolled_back": "bold red", "refused": "red"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,14 @@ class RollbackOptions(ConsoleOptions):
 class PinOptions(ConsoleOptions):
     number: Annotated[int, typer.Argument(min=0, help="Number of the version; 0: pinned no more.")]
     robot: Annotated[str, unset("Only this robot; default: all.")] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowOptions(ConsoleOptions):
+    number: Annotated[int, typer.Argument(min=0, help="Number of the version; 0: no shadow any more.")]
+    robot: Annotated[list[str], unset("A robot that computes it; several times for several. Default: a few.")] = field(
+        default_factory=list
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +99,15 @@ def pin(options: PinOptions) -> None:
     typer.echo(f"{options.robot or 'all robots'}: {what}")
 
 
+@command(app, ShadowOptions, log=False)
+def shadow(options: ShadowOptions) -> None:
+    """Have robots compute a version that does not act; `show N` says how far its actions are from those that act."""
+    found = _changed(options, VersionAction.shadow, options.number, robots=tuple(options.robot))
+    robots = next((one.shadow.robots for one in found if one.shadow is not None and one.shadow.robots), ())
+    on = f"computed by {', '.join(robots)}" if robots else "computed once there are robots"
+    typer.echo(f"version {options.number}: {on}" if options.number else "no version is computed beside what acts")
+
+
 @command(app, FreezeOptions, log=False)
 def freeze(options: FreezeOptions) -> None:
     """Let no version be tried or promoted by itself, until `--off`."""
@@ -102,10 +119,10 @@ def freeze(options: FreezeOptions) -> None:
 
 
 def _changed(
-    options: ConsoleOptions, action: VersionAction, number: int = 0, robot: str = ""
+    options: ConsoleOptions, action: VersionAction, number: int = 0, robot: str = "", robots: tuple[str, ...] = ()
 ) -> tuple[VersionStatus, ...]:
     with options.client() as fleet:
-        return fleet.versions(action, number, robot)
+        return fleet.versions(action, number, robot, robots)
 
 
 def _say(found: tuple[VersionStatus, ...]) -> None:
@@ -125,6 +142,7 @@ def _version_table(found: tuple[VersionStatus, ...]) -> Table:
     )
     for one in reversed(found):
         state = one.state.replace("_", " ") + (", runs" if one.current else "") + (", best" if one.reference else "")
+        state += ", shadow" if one.shadow is not None and one.shadow.robots else ""
         table.add_row(
             Text(str(one.version.number), style="bold" if one.current else ""),
             Text(state, style=_STYLES.get(one.state, "")),

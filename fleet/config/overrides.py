@@ -163,6 +163,15 @@ class Overrides:
         config = json.dumps(read_json(self.policy_config, "--policy-config")) if self.policy_config else ""
         return parse_policy(self.policy, config)
 
+    def on_cpu(self) -> Overrides:
+        """The same policy without a graphics card: what acts has that for itself."""
+        choice = self.choice()
+        runtime = choice.config.get("runtime") if choice is not None else None
+        if choice is None or not isinstance(runtime, dict):
+            return self
+        config = {**choice.config, "runtime": {**runtime, "device": "cpu", "compile": False}}
+        return replace(self, policy_config=json.dumps(config))
+
     def rules(self, usual: EpisodeRules) -> EpisodeRules:
         """`usual` with what is given here. Raises `ConfigError` for a time that cannot be."""
         return replace(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import typer
 
 from cloud_learner.buffer.maintenance.retention import Retention
@@ -68,6 +69,14 @@ Canary = Annotated[
         metavar="SHARE",
         help="Share of the robots that try a new version first; it is promoted or rolled back by how they do. 0: all "
         "robots at once.",
+    ),
+]
+GateSuccess = Annotated[
+    float,
+    typer.Option(
+        metavar="MARGIN",
+        help="Share of held-out episodes, such as 0.1: robots act by a new version only once an evaluator has shown "
+        "that it is not worse by that than the one it would replace. 0: what evaluators measure decides nothing.",
     ),
 ]
 Operator = Annotated[bool, typer.Option(help="Whether the scripted operator corrects.")]
@@ -146,14 +155,18 @@ class GatewayOptions(ProcessOptions):
     ] = ""
     retention: RetentionText = ""
     canary: Canary = 0.0
+    gate_success: GateSuccess = 0.0
     overrides: Annotated[Overrides, SETTINGS] = NOTHING
+
+    def rollout(self, usual: RolloutConfig) -> RolloutConfig:
+        """How versions come to act: `usual`, but for what was asked. Raises `ConfigError`."""
+        asked = {"canary": self.canary, "gate_success": self.gate_success}
+        return msgspec.structs.replace(usual, **{name: share for name, share in asked.items() if share})
 
     def resolved(self, recipe: recipes.Recipe) -> recipes.Recipe:
         """`recipe` with what these options say of it. Raises `ConfigError`."""
-        recipe = dataclasses.replace(recipe, retention=read_retention(self.retention, recipe.retention))
-        if self.canary:
-            recipe = dataclasses.replace(recipe, rollout=dataclasses.replace(recipe.rollout, canary=self.canary))
-        return recipe
+        retention = read_retention(self.retention, recipe.retention)
+        return dataclasses.replace(recipe, retention=retention, rollout=self.rollout(recipe.rollout))
 
     @property
     def heard_stop_port(self) -> int:
@@ -203,7 +216,7 @@ class UpOptions(GatewayOptions):
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
         read_retention(self.retention, Retention())
         read_staleness(self.max_lag, None)
-        RolloutConfig(canary=self.canary)
+        self.rollout(RolloutConfig())
         if self.backend not in ("local", "ray"):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:
@@ -259,6 +272,14 @@ class TryPolicyOptions(ProcessOptions):
 class ThinkServerOptions(ClientOptions):
     port: Port = THINK_PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
+    versions: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Most versions to think with at once, each with a policy's memory: what is current, tried, the "
+            "reference, pinned or a shadow, and one more, so that robots switch without a gap.",
+        ),
+    ] = 4
     overrides: Annotated[Overrides, POLICY] = NOTHING
 
 
@@ -268,6 +289,25 @@ class RelayOptions(ClientOptions):
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for robots; 0 takes a free one.")] = RELAY_PORT
     host: Annotated[str, typer.Option(help="Address to listen on for robots.")] = "127.0.0.1"
     cache_mb: Annotated[int, typer.Option(min=1, help="Megabytes of memory for chunks of versions.")] = 512
+    uploads: Annotated[
+        bool, typer.Option(help="Whether robots' segments are kept here, in DATA, until the gateway has them.")
+    ] = True
+    spool_max: Annotated[
+        float,
+        typer.Option(
+            metavar="GB",
+            help="Gigabytes that they may take on this computer's disk; 0: half of what is free, 20 at most. When they "
+            "do, robots send to the gateway.",
+        ),
+    ] = 0.0
+    hold_cameras: Annotated[
+        str,
+        unset(
+            "Cameras whose pictures stay here until the learner or `vla-fleet buffer ask` wants them: names with "
+            "commas between, or all; default: none. The oldest go when the room is needed.",
+            metavar="CAMERA,...",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +387,7 @@ class EdgeOptions(ClientOptions):
 class EdgePartOptions(EdgeOptions):
     """Of one process of a robot."""
 
-    part: Annotated[str, typer.Argument(help="robot, control, inference, thinker or uplink")]
+    part: Annotated[str, typer.Argument(help="robot, control, inference, shadow, thinker or uplink")]
     run_dir: Annotated[Path, typer.Option(hidden=True)]
 
 

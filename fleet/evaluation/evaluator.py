@@ -1,7 +1,8 @@
 """Measures policy versions on held-out seeds, as fast as the machine allows and out of everyone's way.
 
 It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing. One episode per step, so
-that it hears of newer versions in between.
+that it hears of newer versions in between. What the gateway asks for goes before, but for the curve's points, each in
+its time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from hal.scheduler.episodes import HELD_OUT_SEEDS
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
+from robot_edge.inference.verified_load import load_verified
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
-from wire.errors import ConfigError
+from wire.errors import ConfigError, RejectedError
 from wire.messages import Message
-from wire.messages.gateway import Evaluate, Evaluation, Hello
+from wire.messages.gateway import GATE, Evaluate, Evaluation, Hello
 from wire.messages.local import ChunkReply
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion, Role
@@ -164,14 +166,26 @@ class Evaluator:
         self._work: deque[tuple[str, int]] = deque()
         self._now: Evaluate | None = None
         self._started_ns = 0
-        self._wins: dict[str, int] = {}
+        self._outcomes: dict[str, list[bool]] = {}
+        self._asked: Evaluate | None = None
+        """what the gateway waits for"""
+        self._answer: Evaluation | None = None
+        """to what it asked for last"""
         self.done = False
         hello = Hello(name, Role.evaluator, clock_name(), 0, spec=robot.spec, tasks=tasks)
-        self.subscriber = WeightSubscriber(hello, gateway, weights, clock, wants=self._wants, remind=self._remind)
+        self.subscriber = WeightSubscriber(
+            hello, gateway, weights, clock, take=self._take, wants=self._wants, remind=self._remind
+        )
 
     def step(self) -> None:
-        """Hear what is new, then one episode if there is work."""
+        """Hear what is new, then one episode if there is work.
+
+        Raises `RejectedError` when the one version that is to be measured is not to be had.
+        """
         self.subscriber.poll()
+        session = self.subscriber.session
+        if self._only is not None and session.accepted and session.rejection:
+            raise RejectedError(session.rejection)
         if self._now is None:
             self._begin()
         if self._now is not None:
@@ -187,33 +201,48 @@ class Evaluator:
     def _remind(self) -> Message | None:
         return self._only if self.subscriber.ready is None else None
 
+    def _take(self, asked: Message) -> bool:
+        """The gateway waits for this, and no longer for what it asked for before."""
+        if not isinstance(asked, Evaluate):
+            return False
+        last, now = self._answer, self._now
+        if self._only is not None or (now is not None and _same(asked, now)):
+            return True
+        if last is not None and _same(asked, last):
+            # it was lost on its way
+            self._gateway.send(last)
+            return True
+        self._asked = asked
+        if now is not None and now.label == GATE:
+            self._now = None
+        return True
+
     def _begin(self) -> None:
         ready, now_ns = self.subscriber.ready, self._clock.now_ns()
         if ready is None or self.done:
             return
         version, path = ready
-        if self._only is None:
-            if version.number == self._measured or now_ns < self._next_point_ns:
-                return
+        asked = self._only or self._asked
+        # What the gateway asks for may be older than what was measured last.
+        is_news = version.number > self._measured if self._asked is not None else version.number != self._measured
+        if self._only is None and is_news and now_ns >= self._next_point_ns:
             self._next_point_ns = now_ns + int(self._config.every_s * 1e9)
             # Every point of the curve is measured on the same held-out seeds.
             asked = Evaluate(version.number, self._config.episodes, self._config.first_seed, "cadence")
-        else:
-            asked = self._only
-        if version.number != asked.number:
+        if asked is None or version.number != asked.number:
             return
-        self._policy.load(path.read_bytes(), version.number)
+        load_verified(self._policy, version, path)
         self._chunks.select(self._policy.trained)
         if self._chunks.refused:
             raise ConfigError(self._chunks.refused)
         self._now, self._started_ns = asked, now_ns
-        self._wins = dict.fromkeys(self._tasks, 0)
+        self._outcomes = {task: [] for task in self._tasks}
         self._work = deque((task, asked.first_seed + k) for k in range(asked.episodes) for task in self._tasks)
 
     def _episode(self) -> None:
         assert self._now is not None
         task, seed = self._work.popleft()
-        self._wins[task] += rollout(
+        won = rollout(
             self.robot,
             self._policy,
             self._chunks.scheduler,
@@ -222,19 +251,28 @@ class Evaluator:
             self._config.max_ticks,
             self._conditions,
         ).success
+        self._outcomes[task].append(won)
         if self._work:
             return
         asked, self._now = self._now, None
-        self._measured = asked.number
-        self._gateway.send(
-            Evaluation(
-                number=asked.number,
-                success={task: wins / asked.episodes for task, wins in self._wins.items()},
-                episodes=asked.episodes,
-                first_seed=asked.first_seed,
-                label=asked.label,
-                started_ns=self._started_ns,
-                duration_s=(self._clock.now_ns() - self._started_ns) / 1e9,
-            )
+        measured = Evaluation(
+            number=asked.number,
+            success={task: sum(won) / asked.episodes for task, won in self._outcomes.items()},
+            episodes=asked.episodes,
+            first_seed=asked.first_seed,
+            label=asked.label,
+            started_ns=self._started_ns,
+            duration_s=(self._clock.now_ns() - self._started_ns) / 1e9,
+            outcomes={task: tuple(won) for task, won in self._outcomes.items()},
         )
+        self._gateway.send(measured)
+        if asked.label == GATE:
+            self._asked, self._answer = None, measured
+        else:
+            self._measured = asked.number
         self.done = self._only is not None
+
+
+def _same(asked: Evaluate, other: Evaluate | Evaluation) -> bool:
+    facts = "number", "episodes", "first_seed", "label"
+    return all(getattr(asked, name) == getattr(other, name) for name in facts)

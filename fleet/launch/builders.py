@@ -206,9 +206,10 @@ def run_think_server(options: ThinkServerOptions) -> None:
     limit_threads()
     recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
     shutdown = ShutdownSignal()
-    robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER)
+    # A robot's shadow connects by the robot's key.
+    robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER, apart=True)
     with gateway_channel(options, THINKER) as channel:
-        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()))
+        encoder = LatentEncoder(lambda: recipe.make_policy(recipe.spec, os.getpid()), options.versions)
         server = LatentServer(THINKER, robots, channel, encoder, data.edge(THINKER) / "weights", MonotonicClock())
         log.info("robots that think here connect to %s", robots.endpoint)
         while not (shutdown.requested or server.subscriber.stopping):
@@ -219,22 +220,33 @@ def run_think_server(options: ThinkServerOptions) -> None:
 
 
 def run_relay(options: RelayOptions) -> None:
-    """Pass weights on to the robots of a site (`edge --relay tcp://HOST:PORT`): its uplink carries each chunk once."""
-    from robot_edge.relay.chunk_relay import ChunkRelay
+    """Stand between a site's robots (`edge --relay tcp://HOST:PORT`) and the gateway: the uplink carries each chunk of
+    weights once, and what robots record waits here while it is down."""
+    from robot_edge.relay.server import SiteRelay
+    from robot_edge.relay.upload_spool import UploadSpool
+    from robot_edge.uplink.spool import quota_bytes
 
     shutdown = ShutdownSignal()
+    spool = None
+    if options.uploads:
+        place = DataDirectory(options.root).edge(options.name) / "uploads.sqlite"
+        cameras = [camera for camera in options.hold_cameras.split(",") if camera]
+        spool = UploadSpool(place, quota_bytes("--spool-max", options.spool_max), cameras)
     with (
         contextlib.closing(
             ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, options.name)
         ) as robots,
         gateway_channel(options, options.name) as channel,
     ):
-        relay = ChunkRelay(options.name, robots, channel, MonotonicClock(), options.cache_mb * 1_000_000)
+        relay = SiteRelay(options.name, robots, channel, MonotonicClock(), options.cache_mb * 1_000_000, spool)
+        relay.start()
         log.info("robots of this site connect to %s", robots.endpoint)
         while not (shutdown.requested or relay.stopping):
-            wait_any([robots, channel], 0.1)
+            wait_any([robots, channel, relay.wakeup.fd], 0.1)
             relay.poll()
             relay.session.raise_if_rejected()
+        log.info("%s", relay.progress())
+        relay.close()
 
 
 def gateway_channel(options: ClientOptions, name: str) -> contextlib.AbstractContextManager[ZmqClient]:

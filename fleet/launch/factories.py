@@ -145,6 +145,7 @@ def make_gateway(
     from cloud_learner.gateway.storage.ingest import Ingest
     from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
+    from wire.identity.sealing import SealOpener
     from wire.weights.manifest import Signer
 
     ledger, store = data.buffer.open_writer()
@@ -161,8 +162,19 @@ def make_gateway(
     if (newest := ledger.newest_version()) is not None:
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
+    seals = SealOpener(secret, channel.key_record) if secret else None
     gateway = Gateway(
-        channel, ledger, ingest, weights, view, recipe.tasks, recipe.spec, clock, stops=stops, rollout=recipe.rollout
+        channel,
+        ledger,
+        ingest,
+        weights,
+        view,
+        recipe.tasks,
+        recipe.spec,
+        clock,
+        stops=stops,
+        rollout=recipe.rollout,
+        seals=seals,
     )
     return gateway, view, ledger, MaintenanceThread(store, recipe.retention)
 
@@ -242,7 +254,7 @@ def make_trainer(
             min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
-        check = _make_action_check(recipe, parts, seed)
+        check = make_action_check(recipe, parts.learner, parts.dataset, parts.store, seed)
         publisher = VersionPublisher(parts.policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
             name,
@@ -314,21 +326,23 @@ def _open_learning(
     )
 
 
-def _make_action_check(recipe: Recipe, parts: _Learning, seed: int) -> ActionCheck | None:
+def make_action_check(
+    recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
+) -> ActionCheck | None:
     """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
-    from cloud_learner.buffer.loading.observations import choose_rows, read_observations
+    from cloud_learner.buffer.loading.observations import choose_rows, read_shown_steps
     from cloud_learner.training.action_check import ActionCheck, HeldSource
     from policies.common.weights import share_frozen
 
     if not recipe.action_check.observations:
         return None
     policy = recipe.make_policy(recipe.spec, seed)
-    share_frozen(policy.module, parts.policy.module)
+    share_frozen(policy.module, learner.policy.module)
     source = HeldSource(
-        lambda count: choose_rows(parts.dataset.universe, count),
-        lambda rows: read_observations(rows, parts.store.read, recipe.spec, recipe.instructions),
+        lambda count, draw: choose_rows(dataset.universe, count, draw),
+        lambda rows: read_shown_steps(rows, store.read, recipe.spec, recipe.instructions),
     )
-    return ActionCheck(policy, source, recipe.action_check, parts.learner.random_lock)
+    return ActionCheck(policy, source, recipe.action_check, learner.random_lock)
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

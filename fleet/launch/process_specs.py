@@ -62,9 +62,10 @@ class ProcessSpecs:
         retention: str = "",
         stop_port: int | None = None,
         canary: float = 0.0,
+        gate_success: float = 0.0,
     ) -> ProcessSpec:
         given = {"host": host, "port": port, "web_host": web_host, "web_port": web_port, "retention": retention}
-        given |= {"stop_port": stop_port, "canary": canary}
+        given |= {"stop_port": stop_port, "canary": canary, "gate_success": gate_success}
         return self._part(GATEWAY, Role.gateway, "gateway", GatewayOptions, **given)
 
     def make_trainer(self, max_lag: str = "") -> ProcessSpec:

@@ -17,7 +17,7 @@ from fleet.launch import factories
 from fleet.launch.builders import THINKER, gateway_channel, limit_threads, urgent_threads
 from fleet.launch.process_specs import modules_by_role
 from fleet.tools.policy_process import try_policy
-from hal.driver_host.priority import require_cores
+from hal.driver_host.priority import idle, require_cores
 from hal.driver_host.proxy import RobotProxy
 from hal.driver_host.server import run_driver_server
 from hal.driver_host.stop_line import ANSWER_S, send_order
@@ -28,6 +28,7 @@ from hal.safety.limits import compile_limits, slowed
 from hal.safety.required import require_limits
 from hal.safety.stop_latch import check_speed_limit
 from hal.stop_devices.watch import Beside, check_devices, watched_devices
+from policies.interface.policy import LearnedPolicy
 from robot_edge.inference.slow_path import InlineSlowPath, ProcessSlowPath, RemoteSlowPath, SlowPath
 from robot_edge.runtime.forking import has_gpu, preload
 from robot_edge.runtime.lifecycle import PARENT, ShutdownSignal, instance_lock
@@ -39,10 +40,13 @@ from robot_edge.runtime.process_group import (
     run_edge,
     run_inference,
     run_latent_worker,
+    run_shadow,
     run_uplink,
     uplink_channel,
 )
 from robot_edge.runtime.robot_host import HOST, STOP_FILE, announce_host
+from robot_edge.shadow.tap import ShadowTap
+from robot_edge.uplink.relay_link import RelayLink
 from robot_edge.uplink.server import Uplink
 from robot_edge.uplink.spool import quota_bytes
 from robot_edge.uplink.stop_link import OperatorInbox, StopLink
@@ -51,6 +55,7 @@ from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError, suggest
 from wire.identity.enrolment import join_fleet
 from wire.identity.join_tokens import read_token
+from wire.identity.sealing import Sealer
 from wire.messages.gateway import OperatorCommand
 from wire.transport.frame_ring import FrameRing, ring_path
 from wire.transport.keys import GATEWAY, load_pair, load_public
@@ -65,8 +70,9 @@ KEYS = "keys"
 """who commands by a key beside the robot, and the channel on which the uplink hears it"""
 RELAY = "relay"
 """the name of a site's relay"""
-PARTS = ("robot", "control", "inference", "thinker", "uplink")
-THINKING = frozenset(("inference", "thinker"))
+SHADOW = "shadow"
+PARTS = ("robot", "control", "inference", SHADOW, "thinker", "uplink")
+THINKING = frozenset(("inference", SHADOW, "thinker"))
 """those that run the policy"""
 
 
@@ -135,6 +141,8 @@ def joined(options: EdgeOptions) -> EdgeOptions:
 
 def run_edge_part(options: EdgePartOptions) -> None:
     """One process of a robot; started by `edge`."""
+    if options.part == SHADOW:
+        options = replace(options, overrides=options.overrides.on_cpu())
     recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
     options = replace(options, operator=options.operator and not recipe.people_only)
     name, run_directory, part = options.name, options.run_dir, options.part
@@ -148,6 +156,8 @@ def run_edge_part(options: EdgePartOptions) -> None:
                 _control(recipe, data, options)
             case "inference":
                 _inference(recipe, options)
+            case "shadow":
+                _shadow(recipe, options)
             case "thinker":
                 _thinker(recipe, run_directory)
             case _:
@@ -226,11 +236,38 @@ def _inference(recipe: Recipe, options: EdgePartOptions) -> None:
     else:
         slow = InlineSlowPath(policy, standby)
     local = recipe.make_local(recipe.spec) if recipe.make_local is not None else None
+    tap = ShadowTap(SharedChannel(run_directory / SHADOW, bind=True, polls=True, ring=ring))
     inference = Inference(
-        name, policy, control, uplink, clock, standby=standby, slow=slow, config=recipe.slow, local=local
+        name, policy, control, uplink, clock, standby=standby, slow=slow, config=recipe.slow, local=local, tap=tap
     )
     run_inference(inference, channels)
     inference.close()
+
+
+def _shadow(recipe: Recipe, options: EdgePartOptions) -> None:
+    from robot_edge.shadow.memory import end_first
+    from robot_edge.shadow.runner import ShadowRunner
+
+    # What acts has graphics cards, processors and memory before this process.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    idle()
+    end_first()
+    clock, name, run_directory = MonotonicClock(), options.name, options.run_dir
+    inference = SharedChannel(run_directory / SHADOW, bind=False, ring=_frames(recipe, run_directory))
+    uplink = uplink_channel(run_directory, SHADOW)
+    channels: list[SharedChannel | ZmqClient] = [inference, uplink]
+    remote = None
+    if options.think:
+        channels.append(server := ZmqClient(options.think, name, options.key_directory, THINKER))
+        remote = RemoteSlowPath(server, clock, can_wait=True)
+
+    def make() -> LearnedPolicy:
+        limit_threads()
+        return recipe.make_policy(recipe.spec, os.getpid())
+
+    runner = ShadowRunner(name, make, uplink, inference, clock, remote)
+    run_shadow(runner, *channels)
+    runner.close()
 
 
 def _thinker(recipe: Recipe, run_directory: Path) -> None:
@@ -266,13 +303,15 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
         quota = quota_bytes("--spool-max", options.spool_max)
         relay = relay_channel(options)
+        site = RelayLink(name, relay, _sealer(options), clock) if relay is not None else None
         uplink = Uplink(
-            name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=relay
+            name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=site
         )
         uplink.operator, uplink.keys = inbox, keys
+        uplink.shadow.process = shadow = uplink_channel(run_directory, SHADOW, uplink=True)
         if options.metrics_port:
             _show_metrics(uplink, clock, options)
-        run_uplink(uplink, channel, inference, inbox.socket, keys, *([relay] if relay is not None else []))
+        run_uplink(uplink, channel, inference, inbox.socket, keys, shadow, *([relay] if relay is not None else []))
         if relay is not None:
             relay.close()
 
@@ -280,6 +319,12 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
 def relay_channel(options: EdgeOptions) -> ZmqClient | None:
     """The connection to the site's relay, None where there is none. Raises `ConfigError`."""
     return ZmqClient(options.relay, options.name, options.key_directory, RELAY) if options.relay else None
+
+
+def _sealer(options: EdgeOptions) -> Sealer:
+    """Seals what goes by the relay, which is believed by nobody."""
+    keys = options.key_directory
+    return Sealer(load_pair(keys, options.name).secret, load_public(keys, GATEWAY))
 
 
 def _show_metrics(uplink: Uplink, clock: Clock, options: EdgePartOptions) -> None:

@@ -158,7 +158,9 @@ class Up:
         if stop_port:
             free_port(stop_port, host, "--stop-port")
         self.backend.start(
-            self.parts.make_gateway(host, port, web_host, web_port, retention, stop_port, options.canary)
+            self.parts.make_gateway(
+                host, port, web_host, web_port, retention, stop_port, options.canary, options.gate_success
+            )
         )
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
         self._wait_until(self._refresh, START_S, late)
@@ -291,7 +293,10 @@ class Up:
         for label, number in wanted.items():
             self.backend.start(self.parts.make_measurer(label, number))
         late = f"the final evaluation took more than {FINAL_EVALUATION_S:.0f} s and was given up."
-        self._wait_until(lambda: all(self._ended(measurer(label)) for label in wanted), FINAL_EVALUATION_S, late)
+        # One that cannot be measured is passed over; its measurer has said why.
+        parts, names = self.backend.parts, [measurer(label) for label in wanted]
+        done = lambda: all(parts[name].failed or self._ended(name) for name in names)  # noqa: E731
+        self._wait_until(done, FINAL_EVALUATION_S, late)
 
     def _finish(self) -> None:
         self._stop_robots()
@@ -332,7 +337,7 @@ class Up:
             for text in self.backend.poll():
                 self.dashboard.say(text)
             for name, part in self.backend.parts.items():
-                if part.failed and name not in self._edges:
+                if part.failed and name not in (*self._edges, *self._measurers):
                     raise FleetError(part.failed)
             remaining = until - time.monotonic()
             if remaining <= 0:

@@ -74,6 +74,16 @@ class Int8Linear(nn.Module):
             return unpacked
         return self.rounded.t().float() * self.scale[:, None]
 
+    def stands_for(self, linear: nn.Linear) -> bool:
+        """Whether these are the rounded weights of `linear`."""
+        other = Int8Linear(linear, traced=not self._packs)
+        if self._packs:
+            mine, theirs = (torch.ops.quantized.linear_unpack(one.packed)[1] for one in (self, other))
+        else:
+            mine, theirs = self.bias, other.bias
+        same_bias = mine is theirs if mine is None or theirs is None else torch.equal(mine, theirs)
+        return torch.equal(self.values(), other.values()) and same_bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out] of the same type as `x`. Gradients reach `x`, as guided sampling needs them."""
         if x.requires_grad and torch.is_grad_enabled():

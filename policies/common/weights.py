@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -156,22 +156,32 @@ def refresh(network: nn.Module, module: nn.Module) -> None:
     What is frozen stays. What was compiled for it, CUDA graphs included, stays valid. Nothing to do when both are the
     same object.
     """
+    with torch.no_grad():
+        for _, target, source in carried_parts(network, module):
+            if isinstance(target, Int8Linear):
+                target.quantize(source)
+            else:
+                target.copy_(source)
+
+
+def carried_parts(network: nn.Module, module: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """(name, what acts, what it is made of) of all that `refresh` brings up to date: an `Int8Linear` and its Linear, or
+    two tensors; nothing when both are the same object."""
     if network is module:
         return
     # what is frozen is there since `acting`, and may be billions of numbers
     carried = {id(tensor) for tensor in trainable_state_dict(module).values()}
-    with torch.no_grad():
-        for name, source in module.named_modules():
-            target = network.get_submodule(name)
-            if isinstance(target, Int8Linear):
-                assert isinstance(source, torch.nn.Linear)
-                if any(id(parameter) in carried for parameter in source.parameters()):
-                    target.quantize(source)
-                continue
-            for tensors in ("_parameters", "_buffers"):
-                for key, value in getattr(source, tensors).items():
-                    if value is not None and (tensors == "_buffers" or id(value) in carried):
-                        getattr(target, tensors)[key].copy_(value)
+    for name, source in module.named_modules():
+        target = network.get_submodule(name)
+        if isinstance(target, Int8Linear):
+            assert isinstance(source, torch.nn.Linear)
+            if any(id(parameter) in carried for parameter in source.parameters()):
+                yield name, target, source
+            continue
+        for tensors in ("_parameters", "_buffers"):
+            for key, value in getattr(source, tensors).items():
+                if value is not None and (tensors == "_buffers" or id(value) in carried):
+                    yield f"{name}.{key}", getattr(target, tensors)[key], value
 
 
 def share_frozen(module: nn.Module, of: nn.Module) -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from policies.common.batches import StepBatch, read_steps, to_tensor
+from policies.common.loading import load_whole
 from policies.common.noise import draw_seed, seeded
 from policies.common.runtime import Runtime, acting, compiled
-from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
+from policies.common.weights import Header, pack_module, refresh, unpack_own
 from policies.flow.config import FlowConfig, SlowPathConfig
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import ADVANTAGES, Conditioning
@@ -37,7 +38,7 @@ from policies.interface.policy import (
     require_version,
 )
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
-from wire.errors import InvalidDataError, PolicyError
+from wire.errors import HalfLoadedError, InvalidDataError, PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
@@ -145,13 +146,16 @@ class NetworkPolicy(ABC):
         """Take all weights of `version` at once, into the network that is there; a frozen base stays.
 
         Raises `SpecMismatchError` for another robot's weights and `WeightsError` for anything else that does not fit;
-        the old weights stay.
+        the old weights stay. `HalfLoadedError` when they do not: then no version is loaded.
         """
         what = f"weights of version {version}"
         header, tensors = unpack_own(weights, self._header, what)
         self._require_tensors(tensors, what)
-        load_published(self.module, header, tensors, what)
-        refresh(self._acting, self.module)
+        try:
+            load_whole(self.module, self._acting, header, tensors, what)
+        except HalfLoadedError:
+            self.version = 0
+            raise
         self.version = version
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------

@@ -70,6 +70,9 @@ class Policy(Protocol):
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once, or raise `WeightsError` and keep the old ones.
 
+        Whoever cannot keep them, for a part of the new ones lies there already, sets `version` to 0 and raises
+        `HalfLoadedError`.
+
         `weights` is a safetensors file whose metadata names the robot spec and the network.
         """
         ...

@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 from torch import nn
 
 from policies.common.batches import to_tensor
+from policies.common.loading import load_whole
 from policies.common.noise import draw_seed, seeded
 from policies.common.runtime import acting, compiled
-from policies.common.weights import Header, load_published, pack_module, refresh, unpack_own
+from policies.common.weights import Header, pack_module, refresh, unpack_own
 from policies.interface.policy import (
     Batch,
     NormalizationData,
@@ -44,7 +45,7 @@ from policies.lerobot.statistics import (
     require_sound,
     state_alone,
 )
-from wire.errors import PolicyError
+from wire.errors import HalfLoadedError, PolicyError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -211,12 +212,17 @@ class LeRobotPolicy:
         """Take all that `weights` has of `version` at once, its normalisation statistics included.
 
         Raises `SpecMismatchError` for another robot's weights and `WeightsError` for anything else that does not fit,
-        such as another lerobot type or configuration, or another frozen base; the old weights stay.
+        such as another lerobot type or configuration, or another frozen base; the old weights stay. `HalfLoadedError`
+        when they do not: then no version is loaded.
         """
         what = f"weights of version {version}"
         header, tensors = unpack_own(weights, self._header, what)
-        load_published(self.module, header, tensors, what)
-        self._changed()
+        try:
+            load_whole(self.module, self._acting, header, tensors, what)
+        except HalfLoadedError:
+            self.version = 0
+            raise
+        self._forget()
         self.version = version
 
     # --- TrainablePolicy ---------------------------------------------------------------------------------------
@@ -263,8 +269,12 @@ class LeRobotPolicy:
 
     def _changed(self) -> None:
         """After new values were written into `module`."""
-        self._statistics.attach()
         refresh(self._acting, self.module)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was made with the values that there were before."""
+        self._statistics.attach()
         self._kept = None
         self._latent_history.clear()
         self._state_history.clear()

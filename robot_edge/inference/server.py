@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import msgspec
 
 from policies.interface.policy import Policy
 from robot_edge.inference.slow_path import InlineSlowPath, LatentBuffer, SlowPath, StampedLatent, seen_ns, think
-from robot_edge.runtime.rejection_log import not_taken
+from robot_edge.inference.weight_swapper import WeightSwapper
+from robot_edge.shadow.tap import ShadowTap
 from wire.clock import Clock
 from wire.errors import ConfigError, FleetError
 from wire.messages.gateway import EdgeEvent, Hello, VersionActivated
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeStarted, LoadWeights
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import intact
-from wire.types import Latent, Observation, PolicyVersion, Role
+from wire.types import ActionChunk, Latent, Observation, Role
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +71,16 @@ class Inference:
         slow: SlowPath | None = None,
         config: SlowConfig | None = None,
         local: Policy | None = None,
+        tap: ShadowTap | None = None,
     ) -> None:
         """`standby`: a second policy object, into which new weights are loaded while the first one acts. `slow`: where
         the thinking is done, here when it is not given. `local`: a small policy, loaded and ready, that thinks and acts
-        while the slow path is silent and the fallback is `local`; without it the policy itself thinks here.
+        while the slow path is silent and the fallback is `local`; without it the policy itself thinks here. `tap`: of
+        what a shadow process compares.
         """
+        self._tap = tap
+        self._made_from: StampedLatent | None = None
+        """what the newest chunk was made from, by the version that acts"""
         self._name = name
         self._control = control
         self._uplink = uplink
@@ -116,7 +120,10 @@ class Inference:
         self._poll_weights()
         if request is not None:
             self._asked_at_ns = self._clock.now_ns()
-            self._control.send(self._answer(request))
+            reply = self._answer(request)
+            self._control.send(reply)
+            if self._tap is not None and self._made_from is not None:
+                self._tap.offer(request, reply, self._made_from)
 
     def close(self) -> None:
         """End the threads and lines that belong to this object."""
@@ -137,6 +144,8 @@ class Inference:
                 self._notify_activated()
         if swap.rejection != self._rejection and swap.rejection:
             self._uplink.send(EdgeEvent(self._name, self._clock.now_ns(), "refused", swap.rejection))
+        if (reverted := swap.pop_reverted()) is not None:
+            self._uplink.send(reverted)
         self._rejection = swap.rejection
         self._switch()
 
@@ -204,7 +213,8 @@ class Inference:
     def _answer(self, request: ChunkRequest) -> ChunkReply:
         if self._swap.active.version == 0:
             return ChunkReply(None, self._swap.rejection or "no policy version is loaded yet.", request.tick)
-        seen = self._seen = request.observation
+        seen, self._made_from = request.observation, None
+        self._seen = seen
         if self._episode_is_new:
             # Nothing that was thought about the last episode's scene is true of this one.
             self._episode_is_new, self._void_before_ns, self._local_thought = False, seen.time_ns, None
@@ -224,6 +234,7 @@ class Inference:
             if thought is None:
                 return ChunkReply(None, self._silent, request.tick, silent=True)
             reply = infer_chunk(policy, thought.latent, request)
+            self._made_from = thought if policy is self._swap.active else None
         except FleetError as error:
             return ChunkReply(None, str(error), request.tick)
         except Exception as error:
@@ -260,8 +271,8 @@ class Inference:
         return f"the slow path is silent for {abs(seen_ns(seen) - thought.seen_ns) / 1e9:.2f} s{why}."
 
 
-def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkReply:
-    """The chunk that `policy` makes for `request` from `latent`.
+def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest, seed: int = 0) -> ChunkReply:
+    """The chunk that `policy` makes for `request` from `latent`, from the noise of `seed`; 0: as it likes.
 
     The fast path acts on the state of the moment the chunk begins, so the latent's age is counted up to then, from when
     it was seen or, if that is later, from when the robot began to move: who demonstrated hardly ever stood still, so to
@@ -271,11 +282,13 @@ def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkR
     later_ticks = request.first_tick - request.tick
     moment = Observation(seen.time_ns + later_ticks * period_ns, request.state, seen.images, seen.task)
     begun_ns = moment.time_ns - (request.moved_ticks + later_ticks) * period_ns
+    # A policy that names seeds takes them.
+    act: Callable[..., ActionChunk] = partial(policy.act, seed=seed) if seed else policy.act  # type: ignore[call-arg]
     if request.moved_ticks < 0 or begun_ns <= latent.observed_ns:
-        chunk = policy.act(moment, latent, request.first_tick, request.prefix)
+        chunk = act(moment, latent, request.first_tick, request.prefix)
     else:
         begun = msgspec.structs.replace(latent, observed_ns=begun_ns)
-        chunk = policy.act(moment, begun, request.first_tick, request.prefix)
+        chunk = act(moment, begun, request.first_tick, request.prefix)
         chunk = msgspec.structs.replace(chunk, latent_observed_ns=latent.observed_ns)
     return ChunkReply(
         chunk,
@@ -283,95 +296,3 @@ def infer_chunk(policy: Policy, latent: Latent, request: ChunkRequest) -> ChunkR
         latent=latent.data if request.residual else None,
         corrector=policy.corrector if request.residual else None,
     )
-
-
-class WeightSwapper:
-    """The policy that acts, and the one that takes its place once all is ready.
-
-    With a single policy object the weights are replaced in place, between two inferences.
-    """
-
-    def __init__(self, name: str, policy: Policy, standby: Policy | None) -> None:
-        """`standby`: a second policy object like `policy`; then weights are read and loaded in a thread."""
-        self._name = name
-        self._standby = standby
-        self._thread = ThreadPoolExecutor(1, "weights") if standby is not None else None
-        self._loading: tuple[LoadWeights, Future[None]] | None = None
-        self._next: LoadWeights | None = None
-        self.active = policy
-        """the policy that acts"""
-        self.running: LoadWeights | None = None
-        """what it has loaded, None when nothing"""
-        self.waiting: LoadWeights | None = None
-        """the version that is loaded in the standby and waits for `switch`"""
-        self.rejection = ""
-        """why the newest weights were not taken, '' when they were"""
-        self._unfit: PolicyVersion | None = None
-        """what the policy refused last: it would again"""
-
-    def submit(self, message: LoadWeights) -> bool:
-        """These weights are wanted; True when they are the ones that run already."""
-        if message.version == self._unfit:
-            return False
-        newest = self._next or (self._loading and self._loading[0]) or self.waiting or self.running
-        if newest is None or newest.version != message.version:
-            self._next = message
-        return self._next is None and self.running is not None and self.running.version == message.version
-
-    def poll(self, *, hurry: bool) -> bool:
-        """Load what is wanted; True when `waiting` has just become ready or, in place, `active` has just changed.
-
-        A version that waits is given up for a newer one only in a `hurry`.
-        """
-        if self._loading is not None and self._loading[1].done():
-            (message, future), self._loading = self._loading, None
-            if self._succeeded(message, future.result):
-                self.waiting = message
-                return True
-        if self._next is None or self._loading is not None or (self.waiting is not None and not hurry):
-            return False
-        message, self._next = self._next, None
-        if self._thread is None:
-            if not self._succeeded(message, lambda: self._load(self.active, message)):
-                return False
-            self.running = message
-            return True
-        assert self._standby is not None
-        self.waiting = None
-        self._loading = message, self._thread.submit(self._load, self._standby, message)
-        return False
-
-    @property
-    def loaded(self) -> Policy:
-        """The policy that has the newest loaded weights: the waiting one, or the active one when none waits."""
-        return self._standby if self.waiting is not None and self._standby is not None else self.active
-
-    def switch(self) -> None:
-        """The waiting version acts from now on."""
-        assert self._standby is not None
-        self.active, self._standby = self._standby, self.active
-        self.running, self.waiting = self.waiting, None
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-
-    def _load(self, policy: Policy, message: LoadWeights) -> None:
-        began = time.perf_counter()
-        policy.load(Path(message.path).read_bytes(), message.version.number)
-        took_s = time.perf_counter() - began
-        log.info("robot '%s': version %d loaded in %.3f s.", self._name, message.version.number, took_s)
-
-    def _succeeded(self, message: LoadWeights, result: Callable[[], None]) -> bool:
-        try:
-            result()
-        except Exception as error:  # whatever a policy raises must not stop the one that runs
-            known = isinstance(error, FleetError | OSError)
-            # A file that cannot be read now may be read the next time.
-            self._unfit = None if isinstance(error, OSError) else message.version
-            self.rejection = not_taken(message.version.number, str(error) if known else repr(error))
-            stays = f"stays on version {self.active.version}" if self.active.version else "has no version yet"
-            log.error("robot '%s' %s: %s", self._name, stays, self.rejection, exc_info=not known)
-            return False
-        self.rejection = ""
-        return True

@@ -29,9 +29,17 @@ class StampedLatent:
     latent: Latent
     seen_ns: int
     """time of the newest frame it saw; `latent.observed_ns` may be that of the oldest"""
-    made_from_ns: int
-    """time of the observation"""
-    task: str
+    observation: Observation
+
+    @property
+    def made_from_ns(self) -> int:
+        """Time of the observation."""
+        return self.observation.time_ns
+
+    @property
+    def task(self) -> str:
+        """The instruction."""
+        return self.observation.task
 
 
 class LatentBuffer:
@@ -77,7 +85,7 @@ def think(policy: Policy, observation: Observation) -> StampedLatent:
 
 
 def _stamped(latent: Latent, observation: Observation) -> StampedLatent:
-    return StampedLatent(latent, seen_ns(observation), observation.time_ns, observation.task)
+    return StampedLatent(latent, seen_ns(observation), observation)
 
 
 class SlowPath(abc.ABC):
@@ -148,6 +156,7 @@ class ProcessSlowPath(SlowPath):
         # The answer to a predecessor of this process must never look like one to us.
         self._number = clock.now_ns()
         self._asked: ThinkRequest | None = None
+        self._about: Observation | None = None
         self._asked_ns = 0
         self._weights: dict[int, LoadWeights] = {}
 
@@ -168,6 +177,7 @@ class ProcessSlowPath(SlowPath):
             self.problem = f"no answer within {self._timeout_ns / 1e9:g} s"
         self._number += 1
         self._asked, self._asked_ns = self._make_request(self._number, observation, versions), now_ns
+        self._about = observation
         if not self._channel.send(self._asked):
             self._asked, self.problem = None, self._unreachable()
 
@@ -186,12 +196,11 @@ class ProcessSlowPath(SlowPath):
                 self.problem = message.reason
 
     def _answered(self, reply: ThinkReply) -> None:
-        asked = self._asked
-        if asked is None or reply.number != asked.number:
+        if self._asked is None or self._about is None or reply.number != self._asked.number:
             return
         self._asked, self.problem = None, reply.error
         if reply.latent is not None:
-            self._thoughts.append(_stamped(reply.latent, asked.observation))
+            self._thoughts.append(_stamped(reply.latent, self._about))
         # A thinker that was killed and came back has nothing.
         for number, load in self._weights.items():
             if number not in reply.versions:
@@ -207,6 +216,11 @@ class ProcessSlowPath(SlowPath):
 class RemoteSlowPath(ProcessSlowPath):
     """Thinks on another machine (`latent_server.LatentServer`), which gets its weights from the gateway itself."""
 
+    def __init__(self, channel: Channel, clock: Clock, timeout_s: float = 2.0, *, can_wait: bool = False) -> None:
+        """As `ProcessSlowPath`; `can_wait`: nobody acts by these latents, so whoever does comes first."""
+        super().__init__(channel, clock, timeout_s)
+        self._can_wait = can_wait
+
     def adopt(self, policy: Policy, version: PolicyVersion, path: str) -> None:
         """Nothing to send: a path on this computer means nothing there."""
 
@@ -218,7 +232,8 @@ class RemoteSlowPath(ProcessSlowPath):
                 "camera frames were overwritten while they were encoded: keep more of them (keep_s)."
             )
         images = {camera: Frame(frame.time_ns, frame.image[:0]) for camera, frame in plain.images.items()}
-        return ThinkRequest(number, versions, Observation(plain.time_ns, plain.state, images, plain.task), jpeg)
+        about = Observation(plain.time_ns, plain.state, images, plain.task)
+        return ThinkRequest(number, versions, about, jpeg, self._can_wait)
 
     def _unreachable(self) -> str:
         return getattr(self._channel, "refusal", "") or "the link to the think server is down"

@@ -1,1 +1,1 @@
-"""A process of a site that fetches each chunk of a version once for all its robots."""
+"""A process of a site between its robots and the gateway: weights come through it, and segments go."""

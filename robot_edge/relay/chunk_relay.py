@@ -7,18 +7,13 @@ announcements, and which chunks a version has, come from the gateway itself.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from wire.clock import Clock, clock_name
-from wire.identity.permissions import Port, may_send
-from wire.messages import Message
-from wire.messages.gateway import FetchWeights, Hello, Rejection, Stop, WeightBytes
+from wire.clock import Clock
+from wire.messages.gateway import FetchWeights, Rejection, WeightBytes
 from wire.transport.channel import Channel, ServerChannel
-from wire.transport.session import GatewaySession
-from wire.types import Role
 from wire.weights.manifest import CHUNK_BYTES, HASH_BYTES
 
 log = logging.getLogger(__name__)
@@ -27,7 +22,6 @@ CACHE_BYTES = 512 * 1024 * 1024
 _UNDER_WAY = 4
 """chunks: more than a round trip takes, on a line of a hundred megabits"""
 _TIMEOUT_NS = 8_000_000_000
-_AT_ONCE = 500
 _WAITING = 64
 """parts that one robot waits for, several times what it asks for at once"""
 _PART_BYTES = 1024 * 1024
@@ -47,13 +41,16 @@ class ChunkRelay:
     """`poll` is called in a loop."""
 
     def __init__(
-        self, name: str, robots: ServerChannel, gateway: Channel, clock: Clock, cache_bytes: int = CACHE_BYTES
+        self,
+        robots: ServerChannel,
+        gateway: Channel,
+        clock: Clock,
+        refused: Counter[str],
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """`robots`: where they connect; `cache_bytes`: of chunks that are kept, those that were asked for last."""
-        self.session = GatewaySession(gateway, Hello(name, Role.relay, clock_name(), 0), clock)
-        self.stopping = False
-        self.refused: Counter[str] = Counter()
-        """what came and is nothing, by reason"""
+        """`robots`: where they connect; `refused`: what came and is nothing, by reason; `cache_bytes`: of chunks that
+        are kept, those that were asked for last."""
+        self.refused = refused
         self.served_bytes = self.fetched_bytes = 0
         self._robots, self._gateway, self._clock, self._cache_bytes = robots, gateway, clock, cache_bytes
         self._chunks: OrderedDict[bytes, bytes] = OrderedDict()
@@ -64,26 +61,13 @@ class ChunkRelay:
         """when it was asked for"""
         self._counts: Counter[str] = Counter()
 
-    def poll(self) -> None:
-        """Handle what has come, and fetch what robots wait for."""
-        while (message := self._gateway.recv()) is not None:
-            self._from_gateway(message)
-        for robot, asked in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
-            self._from_robot(robot, asked)
-        self._fetch()
-        self.session.poll()
-
-    # --- robots -----------------------------------------------------------------------------------------------------
-
-    def _from_robot(self, robot: str, message: Message) -> None:
-        known = isinstance(message, FetchWeights) and may_send(Port.relay, self._robots.role(robot), message)
-        if not isinstance(message, FetchWeights) or not known:
-            self._refuse(robot, "role", "a relay is asked for chunks of versions, by whoever runs them")
-            return
+    def on_request(self, robot: str, message: FetchWeights) -> None:
+        """A robot asks for part of a chunk."""
         within = message.offset % CHUNK_BYTES
         sound = message.offset >= 0 and 0 < message.size <= CHUNK_BYTES - within and message.number > 0
         if not sound or len(message.chunk) != HASH_BYTES:
-            self._refuse(robot, "impossible_part", "a part is asked for by its chunk's hash and lies within it")
+            self.refused["impossible_part"] += 1
+            self._robots.send(robot, Rejection("a part is asked for by its chunk's hash and lies within it."))
             return
         if (chunk := self._chunks.get(message.chunk)) is not None:
             self._chunks.move_to_end(message.chunk)
@@ -103,27 +87,14 @@ class ChunkRelay:
             self.served_bytes += len(data)
             self._robots.send(robot, WeightBytes(asked.number, asked.offset, data, asked.delta))
 
-    def _refuse(self, robot: str, reason: str, text: str) -> None:
-        self.refused[reason] += 1
-        self._robots.send(robot, Rejection(f"{text}."))
+    def on_refused(self, reason: str) -> None:
+        """What was asked for is not there: whoever waits asks the gateway, which says why."""
+        log.warning("the gateway refuses a chunk: %s", reason)
+        for wanted in list(self._under_way):
+            self._forget(wanted)
 
-    # --- the gateway ------------------------------------------------------------------------------------------------
-
-    def _from_gateway(self, message: Message) -> None:
-        match message:
-            case WeightBytes():
-                self._on_chunk(message)
-            case Stop():
-                self.stopping = True
-            case Rejection() if self.session.accepted:
-                # What was asked for is not there: whoever waits asks the gateway, which says why.
-                log.warning("the gateway refuses a chunk: %s", message.reason)
-                for wanted in list(self._under_way):
-                    self._forget(wanted)
-            case _ if not self.session.handle_message(message):
-                log.debug("a relay does nothing with %s.", type(message).__name__)
-
-    def _on_chunk(self, message: WeightBytes) -> None:
+    def on_chunk(self, message: WeightBytes) -> None:
+        """The gateway has sent one."""
         place = message.number, message.delta, message.offset
         wanted = next((one for one in self._under_way if one[:3] == place), None)
         if wanted is None:
@@ -138,12 +109,13 @@ class ChunkRelay:
         for robot, asked in robots:
             self._answer(robot, asked, message.data)
 
-    def _fetch(self) -> None:
+    def poll(self, may_ask: bool) -> None:
+        """Fetch what robots wait for, if the gateway may be asked."""
         now_ns = self._clock.now_ns()
         for wanted in [one for one, at_ns in self._under_way.items() if now_ns - at_ns > _TIMEOUT_NS]:
             self._forget(wanted)
         for wanted in self._waiting:
-            if len(self._under_way) >= _UNDER_WAY or not self.session.accepted:
+            if len(self._under_way) >= _UNDER_WAY or not may_ask:
                 return
             if wanted not in self._under_way:
                 asked = FetchWeights(wanted.number, wanted.offset, _PART_BYTES, wanted.delta, wanted.sha256)

@@ -27,6 +27,7 @@ from robot_edge.runtime.forking import start_fork, start_program
 from robot_edge.runtime.lifecycle import ShutdownSignal, run_directory
 from robot_edge.runtime.rejection_log import RejectionLogTail
 from robot_edge.runtime.supervisor import Child, Supervisor
+from robot_edge.shadow.runner import ShadowRunner
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock, clock_name
 from wire.errors import RobotError
@@ -49,8 +50,8 @@ DRAIN_S = 15.0
 
 
 def uplink_channel(directory: Path, peer: str, *, uplink: bool = False) -> SharedChannel:
-    """The end of `peer` of its connection to the uplink, or the uplink's: `peer` is "inference", a local "operator" or
-    the "keys" that the host watches.
+    """The end of `peer` of its connection to the uplink, or the uplink's: `peer` is "inference", the "shadow", a
+    local "operator" or the "keys" that the host watches.
 
     An end that comes later replaces the one that is there.
     """
@@ -153,6 +154,18 @@ def run_latent_worker(worker: LatentWorker, channel: SharedChannel) -> None:
         worker.poll()
 
 
+def run_shadow(runner: ShadowRunner, *channels: SharedChannel | ZmqClient) -> None:
+    """The shadow process: it looks at its channels as they ring, and twice a second."""
+    shutdown = ShutdownSignal()
+    next_hello = 0.0
+    while not shutdown.requested:
+        if time.monotonic() >= next_hello:
+            runner.hello()
+            next_hello = time.monotonic() + 2.0
+        wait_any([*channels], 0.5)
+        runner.poll()
+
+
 def run_uplink(uplink: Uplink, gateway: ZmqClient, *local: SharedChannel | ZmqClient | int) -> None:
     """The uplink process; asked to stop, it stays until the spool is empty or `DRAIN_S` have passed.
 
@@ -188,9 +201,10 @@ class EdgeProcesses:
     def __init__(
         self, name: str, commands: dict[str, list[str]], logs: Path, unforked: frozenset[str] = frozenset()
     ) -> None:
-        """Only stores. Each of `commands` (by role: robot, control, inference, thinker, uplink) gets `--run-dir DIR`
-        added, where their channels lie; `logs`: directory of one log for each; `unforked`: roles that are always
-        started as new programs, where the others may be forks of this process (`robot_edge.runtime.forking`)."""
+        """Only stores. Each of `commands` (by role: robot, control, inference, shadow, thinker, uplink) gets
+        `--run-dir DIR` added, where their channels lie; `logs`: directory of one log for each; `unforked`: roles that
+        are always started as new programs, where the others may be forks of this process
+        (`robot_edge.runtime.forking`)."""
         self.name = name
         self.supervisor = Supervisor([])
         self._commands = commands

@@ -8,6 +8,7 @@ from collections import deque
 
 import msgspec
 
+from robot_edge.uplink.segments import encode_jpeg
 from wire.clock import Clock
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -20,6 +21,7 @@ from wire.messages.gateway import (
     Rejection,
     VersionActivated,
 )
+from wire.messages.local import FrameRecorded
 from wire.transport.channel import Channel
 from wire.transport.peer_clock import PeerClock
 from wire.transport.session import BEAT_S, SILENT_AFTER_S, Heartbeats, stamped
@@ -32,6 +34,10 @@ _SLOW_NS = 500_000_000
 """a heartbeat whose answer takes longer waited behind something: no pictures for people then"""
 _JUMP_NS = 100_000_000
 """clocks that jump by less are not worth a person's attention"""
+_DRIVEN_PAUSE_S = 0.1
+"""between two pictures of a camera while a person drives"""
+_LARGER_NS = 1_000_000_000
+"""for so long after a larger picture no small one is sent in its place"""
 
 
 class GatewayLink:
@@ -174,3 +180,31 @@ class GatewayLink:
         else:
             # The line is down: introduce ourselves again when it is back, to a gateway that may be a new one.
             self.accepted, self._asked_ns = False, 0
+
+
+class PreviewSender:
+    """Pictures for people: one of each camera every so often, none where the line is slow."""
+
+    def __init__(self, robot: str, link: GatewayLink) -> None:
+        self.pause_s = 1.0
+        """between two pictures of a camera, as the gateway says"""
+        self._robot, self._link = robot, link
+        self._shown_ns: dict[str, int] = {}
+        self._larger_ns: dict[str, int] = {}
+
+    def show(self, message: FrameRecorded, jpeg: bytes | None, driven: bool) -> None:
+        """Send it if one is due. `jpeg`: its image, where that is encoded already; `driven`: a person drives by it."""
+        camera, frame = message.camera, message.frame
+        if frame.preview is not None:
+            self._larger_ns[camera] = frame.time_ns
+        shown_ns, pause_s = self._shown_ns.get(camera), _DRIVEN_PAUSE_S if driven else self.pause_s
+        if shown_ns is not None and frame.time_ns - shown_ns < 1e9 * pause_s:
+            return
+        if not self._link.open or self._link.slow:
+            return
+        if frame.preview is not None:
+            jpeg = encode_jpeg(frame.preview, 80)
+        elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
+            return
+        self._shown_ns[camera] = frame.time_ns
+        self._link.send_preview(Preview(self._robot, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))

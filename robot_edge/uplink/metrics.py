@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from robot_edge.uplink.server import Uplink
 from wire.clock import Clock
@@ -20,6 +20,11 @@ class UplinkMetrics:
     def collect(self) -> Iterator[Metric]:
         uplink = self._uplink
         yield GaugeMetricFamily(f"{PREFIX}edge_accepted", "1 while the gateway lets the robot in.", uplink.accepted)
+        text = "What was no version or part of one, or was taken back when it was loaded."
+        refused = CounterMetricFamily(f"{PREFIX}edge_refused_weights", text, labels=("reason",))
+        for reason, count in uplink.weights.refused.copy().items():
+            refused.add_metric((reason,), count)
+        yield refused
         status, link_age_s = uplink.status, (self._clock.now_ns() - uplink.heard_ns) / 1e9
         # before control has reported there is nothing to show but the names
         yield from robot_metrics([RobotSample(status, link_age_s, uplink.weights.announced)] if status else [])

@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from robot_edge.uplink.spool import Spool
-from robot_edge.uplink.spool_index import SpooledSegment
+from robot_edge.uplink.spool_index import SpooledEpisode, SpooledSegment, SpoolIndex
 from wire.clock import Clock
-from wire.messages.gateway import FIRST_CREDIT_BYTES, Segment
+from wire.messages import Message
+from wire.messages.gateway import FIRST_CREDIT_BYTES
 from wire.task_thread import Task, TaskQueue
 from wire.transport.channel import Channel
 
@@ -33,11 +33,27 @@ _POLL_NS = SECOND // 50
 """so long at most in one poll"""
 
 
+class SegmentQueue(Protocol):
+    """What lies on a disk to be sent: a robot's spool, or a relay's."""
+
+    index: SpoolIndex
+    sends_at_once: bool
+    """what is put in now is sent soon"""
+
+    def at_hand(self, episode: SpooledEpisode, segment: SpooledSegment) -> Message | None:
+        """As `load`, for any thread, where it needs no disk."""
+        ...
+
+    def load(self, episode: SpooledEpisode, segment: SpooledSegment) -> Message | None:
+        """What the index handed out, None if it is gone."""
+        ...
+
+
 class _Loaded(NamedTuple):
     """A segment that lies in the spool, in memory."""
 
     place: SpooledSegment
-    message: Segment
+    message: Message
 
 
 @dataclass(slots=True)
@@ -60,7 +76,7 @@ class SegmentSender:
     What the window has room for is read by tasks of `disk`, and sent when it is here.
     """
 
-    def __init__(self, spool: Spool, disk: TaskQueue, gateway: Channel, clock: Clock) -> None:
+    def __init__(self, spool: SegmentQueue, disk: TaskQueue, gateway: Channel, clock: Clock) -> None:
         self._spool, self._disk, self._gateway, self._clock = spool, disk, gateway, clock
         self._under_way: dict[str, _Sent] = {}
         """by id, in the order of sending"""
@@ -87,8 +103,11 @@ class SegmentSender:
         self._tries = 1
         """so many of the overdue are sent again at once; it doubles while they are answered"""
 
-    def on_connected(self) -> None:
-        """A gateway has let this robot in, perhaps another one: what was under way is sent again, in order and once."""
+    def on_connected(self, channel: Channel | None = None) -> None:
+        """A gateway has let this robot in, perhaps another one: what was under way is sent again, in order and once.
+
+        `channel`: by which it goes from now on, None: by the same."""
+        self._gateway = channel or self._gateway
         again = {segment_id: sent.loaded for segment_id, sent in self._under_way.items()}
         self._ready = {**again, **self._ready}
         self._under_way.clear()
@@ -141,6 +160,10 @@ class SegmentSender:
         idle = not (self._ready or self._reading) and self._spool.index.next() is None
         self._spool.sends_at_once = idle and self._may_send(0, now_ns)
 
+    def pause(self) -> None:
+        """Nothing can be sent now."""
+        self._spool.sends_at_once = False
+
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _send_next(self, now_ns: int) -> bool:
@@ -171,7 +194,7 @@ class SegmentSender:
         self._disk.poll()
         return True
 
-    def _on_read(self, segment_id: str, message: Segment | None) -> None:
+    def _on_read(self, segment_id: str, message: Message | None) -> None:
         place = self._pop_reading(segment_id)
         # Dropped, or acknowledged to an earlier process, while it was read.
         if place is not None and message is not None:

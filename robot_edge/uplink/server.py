@@ -19,13 +19,14 @@ import msgspec
 
 from robot_edge.operators.sticky_commands import StickyCommands
 from robot_edge.uplink.episode_recorder import EpisodeRecorder
-from robot_edge.uplink.gateway_link import GatewayLink
+from robot_edge.uplink.gateway_link import GatewayLink, PreviewSender
+from robot_edge.uplink.relay_link import RelayLink, UploadRoute
 from robot_edge.uplink.segment_sender import SegmentSender
-from robot_edge.uplink.segments import encode_jpeg
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.shadow_link import ShadowLink
 from wire.clock import Clock, clock_name
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -38,9 +39,9 @@ from wire.messages.gateway import (
     Job,
     Nack,
     OperatorCommand,
-    Preview,
     ReintroduceRequest,
     Rejection,
+    ShadowRequest,
     Stop,
     VersionActivated,
     VersionAvailable,
@@ -54,6 +55,7 @@ from wire.messages.local import (
     LoadWeights,
     RequestPreviews,
     StepRecorded,
+    SwapReverted,
 )
 from wire.transport.channel import Channel
 from wire.types import Mode
@@ -63,10 +65,6 @@ log = logging.getLogger(__name__)
 
 _SLICE_NS = 50_000_000
 """so long messages of one channel are handled before the next one is looked at"""
-_DRIVEN_PREVIEW_S = 0.1
-"""between two pictures for people while one of them drives"""
-_LARGER_NS = 1_000_000_000
-"""for so long after a larger picture no small one is sent in its place"""
 _CLOSE_S = 3.0
 """so long a disk that does not answer is waited for in the end"""
 
@@ -89,10 +87,10 @@ class Uplink:
         segment_steps: int = 80,
         stops: StopLink | None = None,
         spool_bytes: int = 0,
-        relay: Channel | None = None,
+        relay: RelayLink | None = None,
     ) -> None:
         """`directory` is this robot's own: spool and weight cache. `stops`: to the robot's host; without it control is
-        told of stops. `spool_bytes`: as of `Spool`; `relay`: as of `WeightClient`. Raises `StorageError`."""
+        told of stops. `spool_bytes`: as of `Spool`; `relay`: for weights and segments. Raises `StorageError`."""
         self.name = name
         self.spool = Spool(directory / "spool.sqlite", spool_bytes)
         """only its thread reads or writes it once there is one"""
@@ -101,7 +99,11 @@ class Uplink:
         self._disk = SpoolThread(name, self.spool, clock)
         self.link = GatewayLink(name, gateway, clock)
         self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
-        self.weights = WeightClient(directory / "weights", gateway, clock, relay=relay)
+        self._route = UploadRoute(self.sender, gateway, self.link, relay)
+        chunks = relay.channel if relay else None
+        self.weights = WeightClient(directory / "weights", gateway, clock, relay=chunks)
+        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, chunks)
+        """beside the version that acts; its `process` is to be set where there is one"""
         self.stopping = False
         self.status: EdgeStatus | None = None
         """the newest one, with what the uplink itself knows"""
@@ -116,9 +118,7 @@ class Uplink:
         self._clock = clock
         self._watched = False
         self._job: Job | None = None
-        self._preview_s = 1.0
-        self._previewed_ns: dict[str, int] = {}
-        self._larger_ns: dict[str, int] = {}
+        self._previews = PreviewSender(name, self.link)
         self._control_done = False
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
@@ -126,7 +126,7 @@ class Uplink:
         self._gateway_fault = ""
         self._commands = StickyCommands()
         self._stops = stops
-        self._threads = (self._disk, self.weights.tasks)
+        self._threads = (self._disk, self.weights.tasks, self.shadow.weights.tasks)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
 
@@ -163,6 +163,7 @@ class Uplink:
             # What is not taken stays with control, which says that it cannot record.
             (None if self._recorder.overloaded else self._control, self._from_control),
             (self._inference, self._from_inference),
+            (self.shadow.process, self.shadow.handle_process),
             (self._gateway, self._from_gateway),
             (self._relay, self._from_relay),
             (self.operator, self._from_operator),
@@ -181,12 +182,10 @@ class Uplink:
         if self._status_is_new and self._last_status is not None:
             self._show_status(self._last_status)
         self.link.poll()
-        if self.link.open:
-            self.sender.poll()
-        else:
-            self.spool.sends_at_once = False
+        self._route.poll()
         if self.weights.poll():
             self._send_weights()
+        self.shadow.poll()
         return early
 
     def stop(self) -> None:
@@ -236,7 +235,9 @@ class Uplink:
             case StepRecorded() | EpisodeStarted() | EpisodeEnded() | EpisodeJudged():
                 self._recorder.handle_message(message)
             case FrameRecorded():
-                self._frame(message)
+                jpeg = self._recorder.frame(message)
+                driven = self._watched and self.status is not None and self.status.mode == Mode.human
+                self._previews.show(message, jpeg, driven)
             case EdgeStatus():
                 # of several that waited only the newest is news
                 self._last_status, self._status_is_new = message, True
@@ -291,36 +292,17 @@ class Uplink:
     def _from_inference(self, message: Message) -> None:
         match message:
             case Hello():
-                self._inference_pid = message.pid
+                self._inference_pid = self.shadow.inference_pid = message.pid
                 self._send_weights()
             case VersionActivated():
                 self._control.send(message)
                 self.link.send_activation(message)
+            case SwapReverted(version=version, damaged=damaged):
+                self.weights.on_reverted(version, "damaged_file" if damaged else "half_loaded")
             case EdgeEvent():
                 self._keep_event(message)
             case _:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
-
-    def _frame(self, message: FrameRecorded) -> None:
-        camera, frame = message.camera, message.frame
-        jpeg = self._recorder.frame(message)
-        if frame.preview is not None:
-            self._larger_ns[camera] = frame.time_ns
-        shown_ns = self._previewed_ns.get(camera)
-        if shown_ns is not None and frame.time_ns - shown_ns < 1e9 * self._preview_pause_s():
-            return
-        if not self.link.open or self.link.slow:
-            return
-        if frame.preview is not None:
-            jpeg = encode_jpeg(frame.preview, 80)
-        elif 0 <= frame.time_ns - self._larger_ns.get(camera, -_LARGER_NS) < _LARGER_NS:
-            return
-        self._previewed_ns[camera] = frame.time_ns
-        self.link.send_preview(Preview(self.name, camera, frame.time_ns, jpeg or encode_jpeg(frame.image, 80)))
-
-    def _preview_pause_s(self) -> float:
-        driven = self._watched and self.status is not None and self.status.mode == Mode.human
-        return _DRIVEN_PREVIEW_S if driven else self._preview_s
 
     def _watch(self, watched: bool) -> None:
         """Somebody looks at the page, or nobody does any more."""
@@ -336,23 +318,22 @@ class Uplink:
         match message:
             case Ack(segments=segments, quarantined=quarantined):
                 if quarantined:
-                    log.error(
-                        "robot '%s': the gateway put aside %s as not valid; see its log.",
-                        self.name,
-                        quarantined,
-                    )
-                done = (*segments, *quarantined)
-                self._disk.forget(done)
-                self.sender.on_answer(done)
-                self.sender.on_credit(message.credit_bytes)
+                    log.error("robot '%s': the gateway put aside %s: not valid, see its log.", self.name, quarantined)
+                self._on_done((*segments, *quarantined))
+                self._route.on_gateway_credit(message.credit_bytes)
                 self._gateway_fault = ""
             case Nack(reason=reason):
                 self.sender.on_refused()
                 if reason != self._gateway_fault:
                     log.warning("robot '%s': the gateway cannot store now: %s", self.name, reason)
                 self._gateway_fault = reason
-            case VersionAvailable() | Deltas() | WeightBytes():
+            case VersionAvailable():
                 self.weights.handle_message(message)
+            case Deltas() | WeightBytes():
+                self.weights.handle_message(message)
+                self.shadow.handle_weights(message)
+            case ShadowRequest():
+                self.shadow.handle_request(message)
             case Job():
                 self._job = message
                 self._control.send(message)
@@ -361,12 +342,12 @@ class Uplink:
                 self._pass_on(msgspec.structs.replace(message, captured_ns=at_ns, beside=False))
             case HelloAck() | ReintroduceRequest() | Rejection():
                 if self.link.handle_message(message):
-                    self.sender.on_connected()
+                    self._route.on_gateway_connected()
                 if isinstance(message, HelloAck):
-                    self.sender.on_credit(message.credit_bytes)
-                    self.weights.set_signing_key(message.signing_key)
+                    self._route.on_gateway_credit(message.credit_bytes)
+                    self.weights.check.key = message.signing_key
                     self._watch(message.watched)
-                    self._preview_s = message.preview_s
+                    self._previews.pause_s = message.preview_s
                     if self._stops is not None:
                         self._stops.follow(message.stop_port)
             case Stop():
@@ -375,10 +356,19 @@ class Uplink:
                 log.warning("uplink of '%s' does not understand %s.", self.name, type(message).__name__)
 
     def _from_relay(self, message: Message) -> None:
+        assert self._relay is not None
         if isinstance(message, WeightBytes):
             self.weights.add_part(message, by_relay=True)
-        else:
+            self.shadow.handle_weights(message, by_relay=True)
+        elif isinstance(message, Ack):
+            self._on_done(self._relay.acknowledged(message))
+        elif not self._relay.handle_message(message):
             log.warning("robot '%s': the relay sent what is not for it: %.200r", self.name, message)
+
+    def _on_done(self, segments: tuple[str, ...]) -> None:
+        """Somebody else has these on a disk."""
+        self._disk.forget(segments)
+        self.sender.on_answer(segments)
 
     def _from_operator(self, message: Message) -> None:
         if isinstance(message, OperatorCommand) and message.robot == self.name:

@@ -223,6 +223,62 @@ def _answers(fleet: Job) -> bool:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
+def test_robots_compute_a_version_that_never_acts(fleet: Job) -> None:
+    """All of the way by real processes: fetched, computed beside what acts, measured, shown, executed by nobody."""
+
+    def versions() -> dict[int, dict[str, Any]]:
+        return {one["version"]["number"]: one for one in json.loads(run(fleet, "versions", "list", "--json"))}
+
+    until("three versions are there", lambda: len(versions()) > 2)
+    run(fleet, "versions", "freeze")
+    current = next(number for number, one in versions().items() if one["current"])
+    until("both act by one version", lambda: len(versions()[current]["robots"]) == 2)
+    ledger, store = fleet.data.buffer.open_reader()
+
+    def newest() -> int:
+        return max(row.row for row in ledger.segments_after(0))
+
+    def sent(after: int) -> list[str]:
+        return [row.robot for row in ledger.segments_after(after) if row.source == "online"]
+
+    # what was open when they switched is of both versions
+    began = newest()
+    until(
+        "each has sent two segments since",
+        lambda: all(sent(began).count(name) >= 2 for name in ("robot-0", "robot-1")),
+    )
+    since = newest()
+    assert "computed by robot-0, robot-1" in run(fleet, "versions", "shadow", str(current - 1))
+
+    def compared() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run(fleet, "versions", "show", str(current - 1)))["shadow"]
+        return found
+
+    until("chunks were compared", lambda: compared()["chunks"] >= 6, lambda: str(compared()))
+    found = compared()
+    assert (found["faults"], found["problems"]) == (0, {})
+    assert 0 < found["mean"] <= found["p95"] <= found["most"] <= 1
+    # whoever kills a shadow process ends nothing
+    run(fleet, "versions", "shadow", str(current - 1), "--robot", "robot-0")
+    until("robot-0 compares", lambda: compared()["chunks"] >= 2, lambda: str(compared()))
+    before = compared()["chunks"]
+    fleet.kill(fleet.pid("edge-part", "shadow", "robot-0"))
+    until("it compares again", lambda: compared()["chunks"] >= before + 3, lambda: str(compared()))
+    assert compared()["robots"] == ["robot-0"]
+    ended = run(fleet, "versions", "shadow", "0")
+    assert "no version is computed" in ended
+
+    def acted() -> set[int]:
+        rows = [row.row for row in ledger.segments_after(since) if row.source == "online"]
+        segments = store.read(rows).segments.values() if rows else ()
+        return {int(number) for one in segments for number in one.version[one.actor == ACTORS.index("policy")]}
+
+    until("what the robots did meanwhile is stored", lambda: len(sent(since)) > 4)
+    assert acted() == {current}
+    run(fleet, "versions", "freeze", "--off")
+    ledger.close()
+
+
 def test_a_robot_with_an_unknown_key_is_refused_by_name(fleet: Job, tmp_path: Path) -> None:
     """Its key was made elsewhere."""
     elsewhere, gateway_log = tmp_path / "elsewhere", fleet.data.logs / "gateway.log"

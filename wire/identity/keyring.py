@@ -26,6 +26,7 @@ class Keyring:
         self._directory, self._clock = directory, clock
         self._files: dict[str, tuple[_Stamp, KeyRecord | None]] = {}
         self._known: dict[str, KeyRecord] = {}
+        self._names: dict[str, KeyRecord] = {}
         self._revoked: dict[str, KeyRecord] = {}
         self._ended: dict[str, KeyRecord] = {}
         self.reads = 0
@@ -36,6 +37,10 @@ class Keyring:
     def record(self, public: str) -> KeyRecord | None:
         """Whose key it is, None when nobody's who may connect."""
         return self._known.get(public)
+
+    def of_name(self, name: str) -> KeyRecord | None:
+        """The record of this name, None when nobody of it may connect. For any thread."""
+        return self._names.get(name)
 
     def revoked(self, public: str) -> KeyRecord | None:
         """Whose key it was before it was revoked."""
@@ -57,6 +62,7 @@ class Keyring:
         before, self._files = self._known, files
         self._revoked = self._of("revoked")
         self._known = {key: record for key, record in self._of("public").items() if key not in self._revoked}
+        self._names = {record.name: record for record in self._known.values()}
         self._ended |= {public: record for public, record in before.items() if self._known.get(public) != record}
 
     def pop_ended(self) -> dict[str, KeyRecord]:

@@ -16,13 +16,17 @@ from wire.messages.gateway import (
     Evaluate,
     Evaluation,
     FetchDeltas,
+    FetchPictures,
     FetchWeights,
     Heartbeat,
     Hello,
     OperatorCommand,
+    PicturesGone,
     Preview,
     Publish,
+    SealedSegment,
     Segment,
+    ShadowReport,
     StopShown,
     TrainerStatus,
     VersionActivated,
@@ -45,21 +49,25 @@ class Port(StrEnum):
     """of a site"""
 
 
-_RECORDERS = (Role.edge, Role.demonstrator)
+RECORDERS = (Role.edge, Role.demonstrator)
 _LEARNERS = (Role.trainer, Role.evaluator, Role.thinker, Role.relay)
 _RUNNERS = (Role.edge, Role.evaluator, Role.thinker)
 """of versions"""
-_ALL = (*_RECORDERS, *_LEARNERS, *CALLERS)
+_ALL = (*RECORDERS, *_LEARNERS, *CALLERS)
 
 MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
     Port.messages: {
         Hello: _ALL,
         Heartbeat: _ALL,
-        Segment: _RECORDERS,
-        EdgeStatus: _RECORDERS,
-        Preview: _RECORDERS,
-        EdgeEvent: _RECORDERS,
-        VersionActivated: _RECORDERS,
+        Segment: RECORDERS,
+        SealedSegment: (Role.relay,),
+        PicturesGone: (Role.relay,),
+        FetchPictures: (Role.trainer,),
+        EdgeStatus: RECORDERS,
+        Preview: RECORDERS,
+        EdgeEvent: RECORDERS,
+        VersionActivated: RECORDERS,
+        ShadowReport: (Role.edge,),
         FetchWeights: (*_RUNNERS, Role.relay),
         FetchDeltas: _RUNNERS,
         Publish: (Role.trainer,),
@@ -77,7 +85,7 @@ MAY_SEND: Mapping[Port, Mapping[type[Message], tuple[Role, ...]]] = {
         OperatorCommand: CALLERS,
     },
     Port.think: {ThinkRequest: (Role.edge,)},
-    Port.relay: {FetchWeights: _RUNNERS},
+    Port.relay: {FetchWeights: _RUNNERS, **dict.fromkeys((Hello, Heartbeat, SealedSegment), RECORDERS)},
 }
 
 

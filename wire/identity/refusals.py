@@ -34,6 +34,8 @@ class RefusalReason(StrEnum):
     wrong_name = "wrong_name"
     wrong_role = "wrong_role"
     """a message, or a `Hello`, that the role of the key may not send"""
+    wrong_seal = "wrong_seal"
+    """a segment that a relay brought, and that no robot of this fleet sealed for this gateway"""
     version = "version"
     """of another protocol version"""
     malformed = "malformed"

@@ -1,7 +1,7 @@
 """Everything two processes may say to each other, one frozen type each.
 
-`gateway`: between robots, trainers and the gateway; `versions`: of those, about weights; `fleet`: calls about robots,
-jobs and leases; `joining`: of a robot that has no key yet; `local`: between the processes of one robot computer.
+`gateway`, `versions`, `relaying`: between robots, trainers and the gateway; `fleet`: calls about robots, jobs and
+leases; `joining`: of a robot that has no key yet; `local`: between the processes of one robot computer.
 """
 
 from __future__ import annotations

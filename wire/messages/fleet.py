@@ -131,9 +131,31 @@ class VersionAction(StrEnum):
     """go back to it, 0: undo the newest step; nothing newer acts by itself until `thaw`"""
     pin = "pin"
     """a robot, or all, run it whatever comes; 0: no more"""
+    shadow = "shadow"
+    """some robots compute it beside what acts, and it never acts by that; 0: no more"""
     freeze = "freeze"
     """nothing is tried or promoted by itself"""
     thaw = "thaw"
+
+
+class ShadowStatus(msgspec.Struct, frozen=True):
+    """What came of a version that robots compute without acting by it. Differences of its actions from those that
+    acted, for the same observations: shares of the range of each action dimension in the robot's spec."""
+
+    robots: tuple[str, ...] = ()
+    """that are to compute it now"""
+    chunks: int = 0
+    """that were compared, on all robots together"""
+    mean: float = 0.0
+    p95: float = 0.0
+    """over all numbers of all chunks; at most an eighth above it"""
+    most: float = 0.0
+    largest: dict[str, float] = msgspec.field(default_factory=dict)
+    """the largest of each dimension, by name"""
+    faults: int = 0
+    """chunks that it failed to make"""
+    problems: dict[str, str] = msgspec.field(default_factory=dict)
+    """by robot: why it does not compute it, or what failed last"""
 
 
 class VersionStatus(msgspec.Struct, frozen=True):
@@ -141,7 +163,7 @@ class VersionStatus(msgspec.Struct, frozen=True):
 
     version: PolicyVersion
     state: str
-    """candidate, canary, promoted, rolled_back or superseded"""
+    """candidate, canary, promoted, rolled_back or refused"""
     current: bool = False
     """what robots run that try nothing"""
     reference: bool = False
@@ -161,6 +183,8 @@ class VersionStatus(msgspec.Struct, frozen=True):
     """whether its file is here"""
     delta_bytes: int = 0
     """of its delta, 0 when it has none here"""
+    shadow: ShadowStatus | None = None
+    """None for a version that no robot ever computed without acting by it"""
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -217,6 +241,8 @@ class ChangeVersions(Message, frozen=True, eq=False):
     number: int = 0
     robot: str = ""
     """to pin; "" for all"""
+    robots: tuple[str, ...] = ()
+    """that are to compute a shadow; none: a few"""
 
 
 class Response(Message, frozen=True, eq=False):

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
 from wire.messages.recording import CameraFrames as CameraFrames
 from wire.messages.recording import RecordedChunk as RecordedChunk
 from wire.messages.recording import TerminalObservation as TerminalObservation
+from wire.messages.relaying import FetchPictures as FetchPictures
+from wire.messages.relaying import PicturesGone as PicturesGone
+from wire.messages.relaying import SealedSegment as SealedSegment
 from wire.messages.versions import Deltas as Deltas
 from wire.messages.versions import FetchDeltas as FetchDeltas
 from wire.messages.versions import FetchWeights as FetchWeights
 from wire.messages.versions import Publish as Publish
 from wire.messages.versions import Published as Published
+from wire.messages.versions import ShadowReport as ShadowReport
+from wire.messages.versions import ShadowRequest as ShadowRequest
+from wire.messages.versions import ThinkVersions as ThinkVersions
 from wire.messages.versions import VersionActivated as VersionActivated
 from wire.messages.versions import VersionAvailable as VersionAvailable
 from wire.messages.versions import WeightBytes as WeightBytes
@@ -222,6 +229,8 @@ class Ack(Message, frozen=True, eq=False):
     segments: tuple[str, ...]
     quarantined: tuple[str, ...] = ()
     """kept aside because they were not valid; the gateway's log says why"""
+    refused: tuple[str, ...] = ()
+    """not taken: their robots did not seal them for this gateway. They are kept by nobody but the relay"""
     credit_bytes: int = FIRST_CREDIT_BYTES
     """as in `HelloAck`"""
 
@@ -307,6 +316,9 @@ class SegmentCommitted(Message, frozen=True, eq=False):
 
 # --- the trainer and the evaluator -----------------------------------------------------------------------------------
 
+GATE = "gate"
+"""label of what decides whether robots may act by a version"""
+
 
 class TrainerStatus(Message, frozen=True, eq=False):
     """How learning goes."""
@@ -332,7 +344,8 @@ class TrainerStatus(Message, frozen=True, eq=False):
 
 
 class Evaluate(Message, frozen=True, eq=False):
-    """Ask the evaluator to measure a version on held-out seeds [first_seed, first_seed + episodes) of each task."""
+    """To an evaluator: measure a version on held-out seeds [first_seed, first_seed + episodes) of each task. From one
+    that was started for just that: announce it."""
 
     number: int
     episodes: int
@@ -350,6 +363,8 @@ class Evaluation(Message, frozen=True, eq=False):
     """per task"""
     first_seed: int
     label: str
-    """cadence, before or after"""
+    """cadence, before, after or `GATE`"""
     started_ns: int
     duration_s: float
+    outcomes: dict[str, tuple[bool, ...]] = msgspec.field(default_factory=dict)
+    """by task, whether it succeeded from each seed; {}: nobody asked"""

@@ -57,6 +57,8 @@ class ThinkRequest(Message, frozen=True, eq=False):
     observation: Observation
     jpeg: dict[str, bytes] = msgspec.field(default_factory=dict)
     """by camera: the image as JPEG where `observation` has an empty one in its place"""
+    can_wait: bool = False
+    """nobody acts by the answer: all others come first"""
 
 
 class ThinkReply(Message, frozen=True, eq=False):
@@ -71,11 +73,26 @@ class ThinkReply(Message, frozen=True, eq=False):
     error: str = ""
 
 
+class SampleRequest(Message, frozen=True, eq=False):
+    """The shadow process tells inference that it is ready to make another chunk again, for comparison."""
+
+
+class ChunkSample(Message, frozen=True, eq=False):
+    """A chunk that acts, and all that it was made from."""
+
+    max_bytes: ClassVar[int] = LARGE_BYTES
+    observation: Observation
+    """that was thought about"""
+    request: ChunkRequest
+    """its observation has no images: making a chunk looks at none"""
+    chunk: ActionChunk
+
+
 class SharedFrameEnvelope(Message, frozen=True, eq=False):
     """A request whose images lie in shared memory, where `wire.transport.frame_ring.FrameRing` finds them by number."""
 
     max_bytes: ClassVar[int] = LARGE_BYTES
-    message: ChunkRequest | ThinkRequest
+    message: ChunkRequest | ThinkRequest | ChunkSample
     """its observation has no images"""
     frames: dict[str, int]
     """by camera"""
@@ -86,6 +103,24 @@ class LoadWeights(Message, frozen=True, eq=False):
 
     version: PolicyVersion
     path: str
+
+
+class LoadShadow(Message, frozen=True, eq=False):
+    """The uplink tells the shadow process what to compute: a version whose weights lie at `path`, None for none."""
+
+    version: PolicyVersion | None
+    path: str = ""
+    inference_pid: int = 0
+    """of the process that acts, which shows how much memory a policy takes; 0: not known"""
+
+
+class SwapReverted(Message, frozen=True, eq=False):
+    """Inference tells the uplink that it does not act by this version, and goes on by the one before: its file is to be
+    checked, and loaded again, when it is announced again."""
+
+    version: PolicyVersion
+    damaged: bool
+    """its file is not what arrived; else it was loaded in part"""
 
 
 class RequestPreviews(Message, frozen=True, eq=False):

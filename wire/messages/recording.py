@@ -6,13 +6,15 @@ import msgspec
 import numpy as np
 
 
-class CameraFrames(msgspec.Struct, frozen=True, eq=False):
+class CameraFrames(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
     """The frames of one camera that a segment brings, each once."""
 
     times_ns: np.ndarray
     """int64[F]"""
     encoded: tuple[bytes, ...]
-    """F JPEG images, RGB"""
+    """F JPEG images, RGB; all of them b'' while their pictures are held back"""
+    sha256: bytes = b""
+    """of pictures that are held back, 32 bytes each: F of them one after the other; b'' where the pictures are here"""
 
 
 class RecordedChunk(msgspec.Struct, frozen=True, eq=False, array_like=True):

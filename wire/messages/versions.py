@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from wire.messages import LARGE_BYTES, Message
 from wire.types import PolicyCapabilities, PolicyVersion
+from wire.weights.action_difference import ActionDifference
 from wire.weights.manifest import DeltaForm
 
 
@@ -40,6 +41,34 @@ class VersionAvailable(Message, frozen=True, eq=False):
     """of that, by the key in `HelloAck`"""
     delta: DeltaForm | None = None
     """how its parent becomes it; None: only the whole is there"""
+
+
+class ShadowRequest(Message, frozen=True, eq=False):
+    """To a robot: this version is to be computed beside the one that acts, and never to act; None: none any more."""
+
+    max_bytes: ClassVar[int] = LARGE_BYTES
+    offer: VersionAvailable | None
+
+
+class ShadowReport(Message, frozen=True, eq=False):
+    """From a robot: what came of a shadow since the last report."""
+
+    robot: str
+    number: int
+    """the version that is computed"""
+    difference: ActionDifference = ActionDifference()
+    """of its actions from those that acted"""
+    faults: int = 0
+    """chunks that it failed to make"""
+    fault: str = ""
+    """why, of the newest one; or why the robot does not compute it at all"""
+
+
+class ThinkVersions(Message, frozen=True, eq=False):
+    """To think servers: robots may act by these versions now; the offers of those that are new follow."""
+
+    numbers: tuple[int, ...]
+    """the one that most robots wait for first"""
 
 
 class Deltas(Message, frozen=True, eq=False):

@@ -18,7 +18,7 @@ from wire.messages import Message
 from wire.messages.gateway import Rejection
 from wire.transport.channel import PEER_SUFFIX
 from wire.transport.faults import FaultPlan, FaultyQueue
-from wire.transport.keys import Teaching, default_role
+from wire.transport.keys import KeyRecord, Teaching, default_role
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -99,6 +99,10 @@ class MemoryServer:
     def may_teach(self, peer: str) -> frozenset[Teaching]:
         """Everything, unless `teaches` says otherwise: there are no keys within one process."""
         return self.teaches.get(peer.partition(PEER_SUFFIX)[0], frozenset(Teaching))
+
+    def key_record(self, name: str) -> KeyRecord | None:
+        """None: there are no keys within one process."""
+        return None
 
     def address(self, peer: str) -> str:
         """Where `peer` is: in this process."""

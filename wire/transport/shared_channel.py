@@ -29,7 +29,7 @@ import msgspec
 from wire.codec import decode, encode
 from wire.errors import ConfigError, InvalidDataError, MessageTooLargeError, ProtocolError, storage_errors
 from wire.messages import Message
-from wire.messages.local import ChunkRequest, FrameRecorded, SharedFrameEnvelope, ThinkRequest
+from wire.messages.local import ChunkRequest, ChunkSample, FrameRecorded, SharedFrameEnvelope, ThinkRequest
 from wire.transport.frame_ring import FrameRing, SharedFrame, without_previews
 from wire.transport.shared_memory import MARK_BYTES, map_file
 from wire.types import Frame
@@ -105,7 +105,7 @@ class SharedChannel:
 
         Raises `MessageTooLargeError` for what can never fit.
         """
-        if self._ring is not None and isinstance(message, ChunkRequest | ThinkRequest):
+        if self._ring is not None and isinstance(message, ChunkRequest | ThinkRequest | ChunkSample):
             message = _by_reference(message, self._ring)
         data = encode(message)
         size = -(-(_HEADER + len(data)) // _LINE) * _LINE
@@ -248,7 +248,7 @@ class SharedChannel:
         self._header[self._in_tail] = go_on_at
 
 
-def _by_reference(message: ChunkRequest | ThinkRequest, ring: FrameRing) -> Message:
+def _by_reference(message: ChunkRequest | ThinkRequest | ChunkSample, ring: FrameRing) -> Message:
     """The request with the places of its images instead of them, if all lie in `ring`."""
     frames = {camera: ring.refer(camera, frame) for camera, frame in message.observation.images.items()}
     known = {camera: number for camera, number in frames.items() if number is not None}
@@ -258,8 +258,8 @@ def _by_reference(message: ChunkRequest | ThinkRequest, ring: FrameRing) -> Mess
 
 
 def _with_images(
-    message: ChunkRequest | ThinkRequest, images: Mapping[str, Frame | None]
-) -> ChunkRequest | ThinkRequest:
+    message: ChunkRequest | ThinkRequest | ChunkSample, images: Mapping[str, Frame | None]
+) -> ChunkRequest | ThinkRequest | ChunkSample:
     return msgspec.structs.replace(message, observation=msgspec.structs.replace(message.observation, images=images))
 
 

@@ -91,7 +91,6 @@ class ZmqServer:
         self._authenticator = Authenticator(self._context, self._keyring, self.refusals)
         self._connections: dict[str, bytes] = {}
         self._roles: dict[str, Role] = {}
-        self._teaching: dict[str, frozenset[Teaching]] = {}
         self._apart = apart
         self._extra_peers: OrderedDict[bytes, str] = OrderedDict()
         self._numbers = itertools.count(2)
@@ -169,7 +168,7 @@ class ZmqServer:
                 continue
             peer = self._peer_of(connection, record.name)
             self._addresses[peer] = address
-            self._roles[record.name], self._teaching[record.name] = record.role, record.may_teach
+            self._roles[record.name] = record.role
             return peer, message
         return None
 
@@ -183,8 +182,13 @@ class ZmqServer:
         return self._roles.get(peer.partition(PEER_SUFFIX)[0], "")
 
     def may_teach(self, peer: str) -> frozenset[Teaching]:
-        """As the record of its key says, nothing when it never spoke or its key was revoked."""
-        return self._teaching.get(peer.partition(PEER_SUFFIX)[0], frozenset())
+        """As the record of its key says now, nothing when that was revoked. For any thread."""
+        record = self._keyring.of_name(peer.partition(PEER_SUFFIX)[0])
+        return record.may_teach if record is not None else frozenset()
+
+    def key_record(self, name: str) -> KeyRecord | None:
+        """Of the key that this name has now, whether or not it ever spoke. For any thread."""
+        return self._keyring.of_name(name)
 
     def adopt(self, peer: str) -> str:
         """Make the further connection `peer` ("name@2") that of its name, which is returned; forget the old one."""
@@ -276,9 +280,6 @@ class ZmqServer:
             del self._connections[peer]
             self._addresses.pop(peer, None)
         self._roles.pop(record.name, None)
-        # What it sent before is still to be looked at.
-        changed = self._keyring.record(public)
-        self._teaching[record.name] = changed.may_teach if changed is not None else frozenset()
         if self._keyring.revoked(public) is not None:
             text = f"its key was revoked; {len(lines)} connections of it are cut."
             self.refusals.note(RefusalReason.revoked_key, record.name, text, record.name)

@@ -112,7 +112,8 @@ def read_manifest(data: bytes, signature: bytes, key: bytes) -> Manifest:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
     except (InvalidSignature, ValueError) as error:
         raise WeightsError(
-            "a manifest that this fleet's gateway did not sign. Whoever sent it serves another fleet, or lies."
+            "a manifest that this fleet's gateway did not sign. Whoever sent it serves another fleet, or lies: connect "
+            "this robot to its own fleet's gateway, or give it the keys of the other one."
         ) from error
     try:
         found = msgspec.msgpack.decode(data, type=Manifest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,15 @@ from cloud_learner.buffer.check import MAX_STEPS
 from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, largest_lag, summarise_control
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import unknown_spec
-from cloud_learner.buffer.ledger.rows import Journaled
+from cloud_learner.buffer.ledger.rows import HeldBy, HeldState, Journaled
 from wire.errors import InvalidDataError
+from wire.identity.sealing import held_cameras
 from wire.messages.gateway import Segment
 from wire.types import Episode
 
 log = logging.getLogger(__name__)
 _s, _e = tables.segments.c, tables.episodes.c
+_NOTHING_HELD: Mapping[str, HeldBy] = {}
 _MAX_INDEX = 2**31 - 1
 _FACTS = Episode.__struct_fields__
 
@@ -70,10 +72,15 @@ _AROUND = sa.union_all(*(sa.select(each.subquery()) for each in (_BEFORE, _AFTER
 
 
 def commit_segments(
-    connection: sa.Connection, gateway: int, segments: Sequence[tuple[Segment, Journaled, int]], committed_ns: int
+    connection: sa.Connection,
+    gateway: int,
+    segments: Sequence[tuple[Segment, Journaled, int]],
+    committed_ns: int,
+    held: Mapping[str, HeldBy] = _NOTHING_HELD,
 ) -> list[int | None]:
     """Enter segments whose records are on disk of a `gateway`, each with where it lies and when it was received, and
-    what they add to their episodes; their rows, None for one whose id was there.
+    what they add to their episodes; their rows, None for one whose id was there. `held`: by id, who holds back the
+    pictures of some.
 
     The work does not grow with the number of episodes, nor with their length. Raises `InvalidDataError`, with none
     entered, for a segment of an episode that was pruned: it was forgotten, and is not taken again; if the episode is
@@ -88,6 +95,13 @@ def commit_segments(
     ]
     for robot, tally in added.items():
         connection.execute(_TALLY[connection.dialect.name], {"robot": robot, **tally})
+    kept_back = [
+        {"row": row, "state": HeldState.held, **held.get(segment.id, HeldBy())._asdict()}
+        for row, (segment, _, _) in zip(rows, segments, strict=True)
+        if row is not None and held_cameras(segment)
+    ]
+    if kept_back:
+        connection.execute(sa.insert(tables.held_pictures), kept_back)
     return rows
 
 

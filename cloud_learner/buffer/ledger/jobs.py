@@ -15,9 +15,18 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import clock_base, read_meta, write_meta
-from cloud_learner.buffer.ledger.rows import EpisodeRow, JobRow, LeaseKind, LeaseNote, TakenRobots, columns_of, rows_of
+from cloud_learner.buffer.ledger.rows import (
+    EpisodeRow,
+    JobRow,
+    LeaseKind,
+    LeaseNote,
+    TakenRobots,
+    columns_of,
+    insert_into,
+    insert_new,
+    rows_of,
+)
 from cloud_learner.buffer.ledger.segments import EPISODE_ROWS
-from cloud_learner.buffer.ledger.tables import insert_into, insert_new
 from wire.messages.fleet import JobRequest
 from wire.types import Lease
 

@@ -165,15 +165,18 @@ class Ledger(Database):
     def commit_shard(
         self, spec_hash: str, number: int, offsets: Mapping[int, int], record_bytes: int, bytes: int, sha256: str
     ) -> int:
-        """Seal a reserved shard whose object is stored and move segments there, to these offsets by row; how many.
+        """Seal a reserved shard whose object is stored and move segments there, to these growing offsets by row; how
+        many.
 
-        What was not moved when this is interrupted lies where it lay. Those that were pruned or marked as damaged
-        meanwhile are left out. Raises `StorageError` if the shard is not in state 'writing'. For the holder of
+        What was not moved when this is interrupted lies where it lay. Those that were pruned, completed or marked as
+        damaged meanwhile are left out. Raises `StorageError` if the shard is not in state 'writing'. For the holder of
         `exclusive`.
         """
         with self.writing() as connection:
             ledger_shards.commit_shard(connection, spec_hash, number, record_bytes, bytes, sha256)
-        pieces = chunks(offsets.items(), SEGMENTS_AT_ONCE)
+        begins = [*offsets.values(), record_bytes]
+        places = {row: (at, end - at) for row, at, end in zip(offsets, begins, begins[1:], strict=False)}
+        pieces = chunks(places.items(), SEGMENTS_AT_ONCE)
         return sum(self._apart(lambda c, some: ledger_shards.move_segments(c, number, dict(some)), pieces))
 
     def _apart(self, function: Callable[[sa.Connection, Sequence[Q]], R], pieces: Iterable[Sequence[Q]]) -> Iterator[R]:
@@ -185,6 +188,16 @@ class Ledger(Database):
             # whoever waits for SQLite's lock looks again and again, after 1 to 25 ms
             time.sleep(min(time.monotonic() - began, _PAUSE_S))
             yield found
+
+    # pictures that relays hold back
+    complete_segment = _writes_own(ledger_shards.complete_segment)
+    ask_pictures = _writes(ledger_shards.ask_pictures)
+    ask_episodes = _writes(ledger_shards.ask_episodes)
+    note_pictures_gone = _writes(ledger_shards.note_pictures_gone)
+    wanted_pictures = _reads(ledger_shards.wanted_pictures)
+    held_segment = _reads(ledger_shards.held_segment)
+    held_rows = _reads(ledger_shards.held_rows)
+    held_counts = _reads(ledger_shards.held_counts)
 
     # forgetting and damage
     damaged_segments = _reads(ledger_segments.damaged_segments)

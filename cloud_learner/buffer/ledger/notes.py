@@ -19,11 +19,12 @@ from cloud_learner.buffer.ledger.rows import (
     OffsetRow,
     RobotRow,
     columns_of,
+    insert_into,
+    insert_new,
     row_of,
     rows_of,
 )
 from cloud_learner.buffer.ledger.segments import chunks
-from cloud_learner.buffer.ledger.tables import insert_into, insert_new
 from wire.clock import clock_name
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
@@ -167,16 +168,21 @@ def spec_hashes(connection: sa.Connection) -> tuple[str, ...]:
 # --- measurements and events ----------------------------------------------------------------------------------------
 
 
+_MEASURED = tuple(name for name in Evaluation.__struct_fields__ if name in tables.evaluations.c)
+"""not the outcome of each episode: whoever decides by that remembers what came of it"""
+
+
 def add_evaluation(connection: sa.Connection, evaluation: Evaluation, wall_ns: int) -> bool:
     """Enter a measurement; False if it was there. `wall_ns`: nanoseconds since 1970, now."""
-    facts = {name: getattr(evaluation, name) for name in evaluation.__struct_fields__}
+    facts = {name: getattr(evaluation, name) for name in _MEASURED}
     facts["success"] = msgspec.json.encode(evaluation.success, order="sorted").decode()
     return insert_new(connection, tables.evaluations, wall_ns=wall_ns, **facts)
 
 
 def evaluations(connection: sa.Connection) -> tuple[EvaluationRow, ...]:
     """All measurements in the order they came."""
-    query = columns_of(EvaluationRow, tables.evaluations.c).order_by(tables.evaluations.c.id)
+    columns = tables.evaluations.c
+    query = sa.select(columns.wall_ns, *(columns[name] for name in _MEASURED)).order_by(columns.id)
     rows = connection.execute(query).mappings()
     return tuple(EvaluationRow(**{**row, "success": msgspec.json.decode(row["success"])}) for row in rows)
 

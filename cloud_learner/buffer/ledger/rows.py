@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from wire.messages.fleet import JobRequest
 from wire.messages.gateway import Evaluation
@@ -29,6 +30,36 @@ def rows_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> 
 def row_of(connection: sa.Connection, kind: type[K], query: sa.Select[Any]) -> K | None:
     """The first one that a query of `columns_of` finds, if it finds any."""
     return next(iter(rows_of(connection, kind, query)), None)
+
+
+def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
+    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def insert_new(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
+    """Enter a row; False if there was one of its keys, which stays as it is."""
+    row = insert_into(connection, table).values(**values).on_conflict_do_nothing()
+    return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+class HeldBy(NamedTuple):
+    """Who holds back pictures of a segment."""
+
+    relay: str = ""
+    """'': nobody knows"""
+    body: str = ""
+    """sha256 of what the robot sealed: the same whenever it is brought, '' when nobody knows"""
+
+
+class HeldState(StrEnum):
+    """How far pictures that a relay holds back are asked for."""
+
+    held = "held"
+    wanted = "wanted"
+    """somebody asked for them"""
+    gone = "gone"
+    """the relay has them no more"""
 
 
 class RobotRow(msgspec.Struct, frozen=True):
@@ -189,7 +220,7 @@ class VersionRow(msgspec.Struct, frozen=True):
     """file name in the weights directory"""
 
 
-class EvaluationRow(Evaluation, frozen=True, eq=False):
+class EvaluationRow(Evaluation, frozen=True, eq=False, kw_only=True):
     """A measurement as the gateway received it."""
 
     wall_ns: int

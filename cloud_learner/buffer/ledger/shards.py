@@ -1,4 +1,4 @@
-"""Where segments lie, as they move from the journal into shards, and what is forgotten or found damaged.
+"""Where segments lie, as they move from the journal into shards; what is held back, forgotten or found damaged.
 
 Functions of one transaction; `Ledger` has them as methods.
 """
@@ -13,9 +13,11 @@ import sqlalchemy as sa
 
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import count_up, read_meta, spec, write_meta
-from cloud_learner.buffer.ledger.rows import ShardRow, Waiting, columns_of, rows_of
-from wire.errors import StorageError
+from cloud_learner.buffer.ledger.rows import HeldBy, HeldState, Journaled, ShardRow, Waiting, columns_of, rows_of
+from wire.errors import InvalidDataError, StorageError
+from wire.types import EpisodeSource
 
+_h = tables.held_pictures.c
 _s, _e, _g, _shards = tables.segments.c, tables.episodes.c, tables.gateways.c, tables.shards.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
 _GENERATION = "generation"
@@ -61,15 +63,17 @@ def commit_shard(
     _set_shard(connection, spec_hash, number, state="sealed", record_bytes=record_bytes, bytes=bytes, sha256=sha256)
 
 
-def move_segments(connection: sa.Connection, number: int, offsets: Mapping[int, int]) -> int:
-    """Have segments lie in a sealed shard of their spec from now on, at these offsets by row; how many moved.
+def move_segments(connection: sa.Connection, number: int, places: Mapping[int, tuple[int, int]]) -> int:
+    """Have segments lie in a sealed shard of their spec from now on, by row (offset, bytes); how many moved.
 
-    Those that were pruned or marked as damaged meanwhile are left out.
+    Those that were pruned or marked as damaged meanwhile are left out; so are those whose pictures have come meanwhile:
+    what was written is not their record any more, which is longer.
     """
-    rows = list(connection.scalars(sa.select(_s.row).where(_s.row.in_(list(offsets)), ~_s.damaged)))
+    query = sa.select(_s.row, _s.bytes).where(_s.row.in_(list(places)), ~_s.damaged)
+    rows = [row for row, size in connection.execute(query) if size == places[row][1]]
     if rows:
         _count_live(connection, rows, -1)
-        connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": offsets[row]} for row in rows])
+        connection.execute(_MOVE, [{"_row": row, "_shard": number, "_offset": places[row][0]} for row in rows])
         _count_live(connection, rows, +1)
     return len(rows)
 
@@ -181,6 +185,80 @@ def unsealed_elsewhere(connection: sa.Connection, gateway: int) -> dict[str, int
 
 def _unsealed_of(gateway: int) -> sa.Exists:
     return sa.exists().where(_s.journal.is_not(None), _s.gateway == gateway)
+
+
+# --- pictures that relays hold back ---------------------------------------------------------------------------------
+
+
+def complete_segment(connection: sa.Connection, gateway: int, row: int, at: Journaled, now_ns: int) -> None:
+    """A segment whose pictures were held back lies at `at` from now on, with them, in the journal of `gateway`.
+
+    Raises `InvalidDataError` if it is gone.
+    """
+    of = (_s.bytes, _e.number, _e.robot)
+    query = sa.select(*of).select_from(_joined).where(_s.row == row, _e.pruned_ns == 0)
+    if (found := connection.execute(query).one_or_none()) is None:
+        raise InvalidDataError(f"ledger row {row}: its episode was pruned; its pictures are not taken.")
+    before, episode, robot = found
+    _count_live(connection, [row], -1)
+    place = {"journal": at.journal, "shard": None, "offset": at.offset, "bytes": at.bytes, "sha256": at.sha256}
+    times = {"gateway": gateway, "received_ns": now_ns, "committed_ns": now_ns}
+    connection.execute(sa.update(tables.segments).where(_s.row == row).values(**place, **times))
+    for table, of_it in ((tables.episodes, _e.number == episode), (tables.tallies, tables.tallies.c.robot == robot)):
+        connection.execute(sa.update(table).where(of_it).values(bytes=table.c.bytes + at.bytes - before))
+    connection.execute(sa.delete(tables.held_pictures).where(_h.row == row))
+
+
+def ask_pictures(connection: sa.Connection, segment_ids: Sequence[str]) -> int:
+    """Pictures of some hundred segments are wanted; of how many they are held back and were not wanted before."""
+    return _set_held(connection, _s.id.in_(segment_ids), HeldState.held, HeldState.wanted)
+
+
+def ask_episodes(connection: sa.Connection, episode_ids: Sequence[str] | None, human: bool) -> int:
+    """As `ask_pictures`, of some hundred episodes, None: of all; `human`: only where somebody taught."""
+    chosen: list[sa.ColumnElement[bool]] = [] if episode_ids is None else [_e.id.in_(episode_ids)]
+    if human:
+        chosen.append((_s.human_steps > 0) | (_e.source == EpisodeSource.demonstration))
+    return _set_held(connection, sa.and_(sa.true(), *chosen), HeldState.held, HeldState.wanted)
+
+
+def note_pictures_gone(connection: sa.Connection, relay: str, segment_ids: Sequence[str]) -> int:
+    """A relay has pictures of some hundred segments no more; of how many it had them."""
+    gone = sa.and_(_h.relay == relay, _s.id.in_(segment_ids))
+    return _set_held(connection, gone, HeldState.wanted, HeldState.gone)
+
+
+def wanted_pictures(connection: sa.Connection, relay: str, limit: int) -> tuple[str, ...]:
+    """Ids of the first segments whose pictures are wanted of a relay."""
+    query = sa.select(_s.id).join(tables.held_pictures, _h.row == _s.row)
+    query = query.where(_h.relay.in_((relay, "")), _h.state == HeldState.wanted)
+    # those of its own first: of the others nobody knows whether it has them
+    return tuple(connection.scalars(query.order_by(_h.relay.desc(), _s.row).limit(limit)))
+
+
+def held_segment(connection: sa.Connection, row: int) -> HeldBy | None:
+    """Who holds back pictures of the segment in a ledger row, None: nobody does."""
+    found = connection.execute(sa.select(_h.relay, _h.body).where(_h.row == row)).one_or_none()
+    return None if found is None else HeldBy(*found)
+
+
+def held_rows(connection: sa.Connection, rows: Sequence[int]) -> dict[int, HeldState]:
+    """Of which of some hundred ledger rows pictures are held back, and how far they are asked for."""
+    found = connection.execute(sa.select(_h.row, _h.state).where(_h.row.in_(rows)))
+    return {row: HeldState(state) for row, state in found}
+
+
+def held_counts(connection: sa.Connection) -> dict[HeldState, int]:
+    """Of how many segments pictures are held back."""
+    found = connection.execute(sa.select(_h.state, sa.func.count()).group_by(_h.state))
+    return {HeldState(state): count for state, count in found}
+
+
+def _set_held(connection: sa.Connection, chosen: sa.ColumnElement[bool], before: HeldState, after: HeldState) -> int:
+    joined = _joined.join(tables.held_pictures, _h.row == _s.row)
+    rows = sa.select(_s.row).select_from(joined).where(_h.state == before, chosen)
+    change = sa.update(tables.held_pictures).where(_h.row.in_(rows)).values(state=after)
+    return int(connection.execute(change).rowcount)
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 FORMAT = 8
 """Grows when a table changes its meaning; a ledger of another format is refused."""
@@ -384,13 +383,14 @@ lease_history = sa.Table(
 )
 _index_where("lease_history_open", lease_history.c.number, lease_history.c.to_ns == -1)
 
-
-def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
-    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
-
-
-def insert_new(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
-    """Enter a row; False if there was one of its keys, which stays as it is."""
-    row = insert_into(connection, table).values(**values).on_conflict_do_nothing()
-    return connection.execute(row.returning(*table.primary_key)).first() is not None
+held_pictures = sa.Table(
+    "held_pictures",
+    metadata,
+    # segments whose pictures a relay holds back, until they come; they go with the segment
+    _count("row", sa.ForeignKey("segments.row", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    # a `HeldBy`
+    _text("relay", index=True),
+    _text("body"),
+    # a `HeldState`
+    _text("state"),
+)

@@ -33,7 +33,7 @@ def steps_of(
     frames: Frames = tuple({} for _ in cameras)
     for segment in segments:
         for name, there in zip(cameras, frames, strict=True):
-            if (brought := segment.frames.get(name)) is not None:
+            if (brought := segment.frames.get(name)) is not None and not brought.sha256:
                 there.update(zip(brought.times_ns.tolist(), brought.encoded, strict=True))
 
     def column(name: str) -> np.ndarray:

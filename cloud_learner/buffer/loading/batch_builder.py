@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Container, Iterable
@@ -10,17 +11,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import HeldState
+from cloud_learner.buffer.ledger.segments import chunks
 from cloud_learner.buffer.loading.cache import FrameCache, StepCache
 from cloud_learner.buffer.loading.config import LoadCounts
 from cloud_learner.buffer.loading.decode import Loaded, SegmentRequest
 from cloud_learner.buffer.loading.layout import Layout
-from cloud_learner.buffer.loading.loader import LoadPlan, SegmentLoader
+from cloud_learner.buffer.loading.loader import LoadPlan, LoadPlanner, SegmentLoader
 from cloud_learner.buffer.loading.windows import Batch, BatchSlot, WindowReader, settle
 
 log = logging.getLogger(__name__)
 _LEFT_OUT = "the segment in ledger row %d is left out of training: %s"
 _KEPT = "the segment in ledger row %d cannot be read again, what is in memory of it stays in training: %s"
 _TORN = "frames of the segment in ledger row %d cannot be decoded; steps that saw them are left out."
+
+_HELD = "pictures of the segment in ledger row %d are held back by a relay: steps that saw them wait until they come."
+_ASK_S = 30.0
+"""between two times that the same pictures are asked for"""
+_WANTED = 500
 
 
 class BatchBuilder:
@@ -48,6 +57,8 @@ class BatchBuilder:
         self.elsewhere: set[int] = set()
         """ledger rows that could not be read when something was loaded, because they lay on another machine: they stay
         here though they can be read later, until what was loaded without them is loaded again"""
+        self.held: dict[int, str] = {}
+        """the same for rows of which pictures are held back; ids of their segments"""
 
     def put(self, plan: LoadPlan) -> None:
         """The next one."""
@@ -109,6 +120,7 @@ class BatchBuilder:
         self._note(loaded, {request.row for request in wanted if not request.frames and request.row in self.steps})
         self._drop(request.row for request in wanted if request.frames)
         self.elsewhere.update(loaded.elsewhere)
+        self.held.update(loaded.held)
         for segment in loaded.segments:
             row = segment.request.row
             if segment.request.frames:
@@ -121,6 +133,8 @@ class BatchBuilder:
         """Count what is wrong with a job that was done, and say it once; the ledger rows `stay` are in memory."""
         for row in loaded.elsewhere:
             log.info("the segment in ledger row %d is still in the journal of another machine.", row)
+        for row in loaded.held:
+            self._say(_HELD, row)
         for row, reason in loaded.damaged.items():
             self._say(_KEPT if row in stay else _LEFT_OUT, row, reason)
             self.counts.damaged += row not in stay
@@ -131,7 +145,7 @@ class BatchBuilder:
     def _say(self, text: str, row: int, *more: str) -> None:
         if (text, row) not in self._said:
             self._said.add((text, row))
-            log.error(text, row, *more)
+            log.log(logging.INFO if text == _HELD else logging.ERROR, text, row, *more)
 
     def _drop(self, rows: Iterable[int]) -> None:
         extents = [self.steps.drop(row) for row in rows if row in self.steps]
@@ -139,3 +153,40 @@ class BatchBuilder:
             frames = tuple(map(np.concatenate, zip(*(extent.frames for extent in extents), strict=True)))
             own = np.array([extent.own for extent in extents])
             self._loader.release(frames, int(self._layout.step_bytes(own).sum()))
+
+
+class AwaitedSegments:
+    """What could not be read, or not shown, when it was loaded, and may be later."""
+
+    def __init__(self, ledger: Ledger, builder: BatchBuilder, planner: LoadPlanner) -> None:
+        self._ledger, self._builder, self._planner = ledger, builder, planner
+        self._asked_s: dict[int, float] = {}
+        """by ledger row: when its pictures were asked for last"""
+
+    def poll(self) -> None:
+        """Have loaded again what can be read by now. Raises `StorageError`."""
+        self._look_elsewhere()
+        for rows in chunks(list(self._builder.held)):
+            still = self._ledger.held_rows(rows)
+            came = [row for row in rows if row not in still]
+            for row in came:
+                del self._builder.held[row]
+                self._asked_s.pop(row, None)
+            self._planner.note_readable(came)
+            self._asked_s |= {row: math.inf for row, state in still.items() if state == HeldState.gone}
+
+    def pop_wanted(self) -> tuple[str, ...]:
+        """Ids of segments of which pictures are to be asked for now, at most some hundred."""
+        now_s = time.monotonic()
+        held = list(self._builder.held.items())
+        due = [(row, name) for row, name in held if now_s >= self._asked_s.get(row, -math.inf) + _ASK_S][:_WANTED]
+        self._asked_s |= {row: now_s for row, _ in due}
+        return tuple(name for _, name in due)
+
+    def _look_elsewhere(self) -> None:
+        if waiting := list(self._builder.elsewhere):
+            places = self._ledger.places(waiting)
+            sealed = [row for row, place in places.items() if place.journal is None]
+            # what was pruned has no place any more
+            self._builder.elsewhere.difference_update(sealed, set(waiting) - places.keys())
+            self._planner.note_readable(sealed)

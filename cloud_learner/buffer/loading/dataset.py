@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.loading.batch_builder import BatchBuilder
+from cloud_learner.buffer.loading.batch_builder import AwaitedSegments, BatchBuilder
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
 from cloud_learner.buffer.loading.decode import FreshSegments
@@ -87,6 +87,7 @@ class ReplayDataset:
         """newest policy version that the sampler knows"""
         self._loader = SegmentLoader(self._frames, self._read, self._layout, config.workers)
         self._builder = BatchBuilder(self._frames, self._loader, self._layout)
+        self._awaited = AwaitedSegments(ledger, self._builder, self._planner)
         self._closing = contextlib.ExitStack()
         self._pending: deque[LoadPlan] = deque()
         """planned and not delivered"""
@@ -117,7 +118,7 @@ class ReplayDataset:
         self._changed |= len(added) > 0
         self._recorded += int(self.universe.steps[added].sum())
         self._planner.note_added(added)
-        self._look_elsewhere()
+        self._awaited.poll()
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_labelled(rows)
@@ -141,6 +142,10 @@ class ReplayDataset:
         with contextlib.suppress(InvalidDataError, StorageError):
             if self._store.spec(segment.episode.spec_hash).data_hash == self._spec.data_hash:
                 self._fresh.add(row, segment)
+
+    def pop_wanted_pictures(self) -> tuple[str, ...]:
+        """Ids of segments of which the target wants pictures that a relay holds back: ask for them now."""
+        return self._awaited.pop_wanted()
 
     @property
     def newest_row(self) -> int:
@@ -368,14 +373,6 @@ class ReplayDataset:
             self.universe.forget((), self.universe.row[added])
             self._planner.note_all()
             self.sampler.refresh(self._version)
-
-    def _look_elsewhere(self) -> None:
-        if waiting := list(self._builder.elsewhere):
-            places = self._ledger.places(waiting)
-            sealed = [row for row, place in places.items() if place.journal is None]
-            # what was pruned has no place any more
-            self._builder.elsewhere.difference_update(sealed, set(waiting) - places.keys())
-            self._planner.note_readable(sealed)
 
     def _read(self, rows: Sequence[int]) -> ReadResult:
         """What the gateway gave, the rest from the store, and the labels of all. For any thread."""

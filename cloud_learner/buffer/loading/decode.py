@@ -66,6 +66,8 @@ class Loaded(msgspec.Struct, frozen=True, eq=False):
     """ledger rows, neighbours included, that can be read later, when another machine has sealed them"""
     unreadable: dict[int, int]
     """ledger row: how many frames that its steps saw cannot be decoded"""
+    held: dict[int, str]
+    """ledger row, neighbours included: id of the segment of which pictures would be shown that a relay holds back"""
 
 
 class FreshSegments:
@@ -80,6 +82,9 @@ class FreshSegments:
         self._lock = threading.Lock()
 
     def add(self, row: int, segment: Segment) -> None:
+        if any(frames.sha256 for frames in segment.frames.values()):
+            # its pictures may come, and then the store has them
+            return
         size = sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
         size += segment.steps * (segment.state.strides[0] + 2 * segment.executed.strides[0] + 64)
         with self._lock:
@@ -136,6 +141,7 @@ def load_segments(
         damaged={w.row: block.damaged[w.row] for w in wanted if w.row in block.damaged},
         elsewhere=tuple(sorted(block.elsewhere)),
         unreadable=unreadable,
+        held=block.held,
     )
 
 
@@ -201,7 +207,7 @@ class _Seen(msgspec.Struct, frozen=True, eq=False):
     which: np.ndarray
     """int64[m]: index into `images` of what each saw"""
     images: list[bytes | None]
-    """None where the frame never came"""
+    """None where the frame never came, or is held back"""
 
 
 class _Block:
@@ -212,6 +218,7 @@ class _Block:
         self.segments: dict[int, Segment] = {}
         self.damaged: dict[int, str] = {}
         self.elsewhere: set[int] = set()
+        self.held: dict[int, str] = {}
         self._asked: set[int] = set()
         self._labels: dict[int, np.ndarray] = {}
 
@@ -267,7 +274,7 @@ class _Block:
         found = []
         for c, camera in enumerate(self._layout.cameras):
             times, which = np.unique(records["frame_time"][steps, c], return_inverse=True)
-            images: dict[int, bytes] = {}
+            images: dict[int, bytes | None] = {}
             for row in (wanted.row, *wanted.after) if n_step else (wanted.row,):
                 self._look(images, row, camera, times)
             back = 0
@@ -281,11 +288,13 @@ class _Block:
             found.append(_Seen(steps, which, [images.get(time) for time in times.tolist()]))
         return found
 
-    def _look(self, images: dict[int, bytes], row: int, camera: str, times: np.ndarray) -> None:
+    def _look(self, images: dict[int, bytes | None], row: int, camera: str, times: np.ndarray) -> None:
         if row not in self.segments or (brought := self.segments[row].frames.get(camera)) is None:
             return
         for number in np.flatnonzero(np.isin(brought.times_ns, times)).tolist():
-            images.setdefault(int(brought.times_ns[number]), brought.encoded[number])
+            if brought.sha256:
+                self.held[row] = self.segments[row].id
+            images.setdefault(int(brought.times_ns[number]), None if brought.sha256 else brought.encoded[number])
 
 
 def _decode_into(image: bytes, to: np.ndarray) -> bool:

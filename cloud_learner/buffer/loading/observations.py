@@ -1,43 +1,61 @@
-"""Observations as robots had them, a few of them, apart from batches."""
+"""Observations as robots had them, and what people did there, a few of them, apart from batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import simplejpeg
 
 from cloud_learner.buffer.loading.decode import Read
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from wire.messages.gateway import Segment
-from wire.types import Frame, Observation, RobotSpec
+from wire.messages.gateway import ACTORS, Segment
+from wire.types import Actor, Frame, Observation, RobotSpec
+
+_TEACHERS = [ACTORS.index(Actor.human), ACTORS.index(Actor.script)]
+_GOLDEN = 0.6180339887
 
 
-def choose_rows(index: SegmentIndex, count: int) -> list[int]:
-    """Ledger rows of up to `count` segments, spread evenly: of demonstrations where there are any."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownStep:
+    """A step as it was recorded."""
+
+    observation: Observation
+    shown: np.ndarray
+    """float32[n, da], executed from then on for as long as a person or a script acted; n is 0 where the policy did"""
+
+
+def choose_rows(index: SegmentIndex, count: int, draw: int = 0) -> list[int]:
+    """Ledger rows of up to `count` segments, spread evenly: of those in which somebody taught, where there are any.
+
+    Another `draw` has others, where there are more.
+    """
     usable = ~index.gone & (index.steps > 0)
     usable[index.left_out] = False
-    shown = np.flatnonzero(usable & index.demonstration)
+    taught = index.demonstration.copy()
+    taught[index.run_segment[np.isin(index.run_actor, _TEACHERS)]] = True
+    shown = np.flatnonzero(usable & taught)
     able = shown if len(shown) else np.flatnonzero(usable)
-    if not len(able):
-        return []
-    return [int(row) for row in index.row[able[np.unique(np.linspace(0, len(able) - 1, count).astype(int))]]]
+    share = (np.arange(count) + (0.5 + draw * _GOLDEN) % 1) / max(1, count)
+    return [int(row) for row in index.row[able[np.unique((share * len(able)).astype(int))]]] if len(able) else []
 
 
-def read_observations(
+def read_shown_steps(
     rows: Sequence[int], read: Read, spec: RobotSpec, instructions: Mapping[str, str]
-) -> list[Observation]:
-    """One observation of each segment of these ledger rows: of its first step whose frames the segment has itself.
+) -> list[ShownStep]:
+    """One step of each segment of these ledger rows: the first one at which somebody taught, else the first one, of
+    those whose frames the segment has itself.
 
     `instructions`: the sentence by task. Segments that are damaged, elsewhere or of another robot, or that lack a frame
     are left out. Raises `StorageError`.
     """
     found = read(list(rows)).segments
     seen = (_first(found[row], spec, instructions) for row in rows if row in found)
-    return [observation for observation in seen if observation is not None]
+    return [step for step in seen if step is not None]
 
 
-def _first(segment: Segment, spec: RobotSpec, instructions: Mapping[str, str]) -> Observation | None:
+def _first(segment: Segment, spec: RobotSpec, instructions: Mapping[str, str]) -> ShownStep | None:
     if segment.state.shape[1:] != (spec.state_dim,) or segment.episode.task not in instructions:
         return None
     there = np.ones(segment.steps, np.bool_)
@@ -47,7 +65,8 @@ def _first(segment: Segment, spec: RobotSpec, instructions: Mapping[str, str]) -
         there &= np.isin(segment.frame_times_ns[camera.name], segment.frames[camera.name].times_ns)
     if not there.any():
         return None
-    step, images = int(np.argmax(there)), {}
+    taught = np.isin(segment.actor, _TEACHERS)
+    step, images = int(np.argmax(there & taught if (there & taught).any() else there)), {}
     for camera in spec.cameras:
         brought, time_ns = segment.frames[camera.name], int(segment.frame_times_ns[camera.name][step])
         try:
@@ -58,4 +77,7 @@ def _first(segment: Segment, spec: RobotSpec, instructions: Mapping[str, str]) -
             return None
         images[camera.name] = Frame(time_ns, image)
     state = np.asarray(segment.state[step], np.float32)
-    return Observation(int(segment.times_ns[step]), state, images, instructions[segment.episode.task])
+    observation = Observation(int(segment.times_ns[step]), state, images, instructions[segment.episode.task])
+    others = np.flatnonzero(~taught[step:])
+    end = step + int(others[0]) if len(others) else segment.steps
+    return ShownStep(observation, np.asarray(segment.executed[step:end], np.float32))

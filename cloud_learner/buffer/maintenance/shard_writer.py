@@ -117,8 +117,12 @@ def move(
 ) -> tuple[int, dict[int, str]]:
     """Write segments into a shard of their own; how many, and by row why others could not be read: they stay."""
     found = store.read_records([segment.row for segment in segments])
-    # in the order of `segments`
-    records = {segment.row: found.payloads[segment.row] for segment in segments if segment.row in found.payloads}
+    # in the order of `segments`; one that was completed meanwhile is longer than there is room for, and comes later
+    records = {
+        segment.row: record
+        for segment in segments
+        if (record := found.payloads.get(segment.row)) is not None and len(record) == segment.bytes
+    }
     return store.write_shard(spec_hash, records, now_ns) if records else 0, found.damaged
 
 

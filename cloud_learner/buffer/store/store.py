@@ -12,14 +12,14 @@ import hashlib
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import SegmentRow
+from cloud_learner.buffer.ledger.rows import HeldBy, SegmentRow
 from cloud_learner.buffer.store.journal import Journal
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.buffer.store.quarantine import Quarantine
@@ -106,10 +106,14 @@ class SegmentStore:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def append_all(
-        self, segments: Sequence[tuple[Segment, int]], committed_ns: int, records: Sequence[bytes] = ()
+        self,
+        segments: Sequence[tuple[Segment, int]],
+        committed_ns: int,
+        records: Sequence[bytes] = (),
+        held: Mapping[str, HeldBy] = {},
     ) -> list[int | None]:
         """Take segments, each with when it was received: all on the device and committed when this returns, or none.
-        `records`: what `encode` makes of them, if that is known.
+        `records`: what `encode` makes of them, if that is known; `held`: by id, who holds back the pictures of some.
 
         Their ledger rows, None for one that was there. Raises `InvalidDataError` when the ledger refuses one of them or
         one is too large, and `DiskFullError`, `NotWritableError` or `StorageError`; then none is stored, or, if only
@@ -120,8 +124,16 @@ class SegmentStore:
         with self._appending:
             places = self.journal.append_all(payloads)
             return self.ledger.commit_segments(
-                [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns
+                [(segment, at, ns) for (segment, ns), at in zip(segments, places, strict=True)], committed_ns, held
             )
+
+    def complete(self, row: int, segment: Segment, now_ns: int) -> None:
+        """Have the segment of a ledger row with the pictures that were held back: durable when this returns. Raises
+        `InvalidDataError` and `StorageError`."""
+        record = self.encode(segment)
+        with self._appending:
+            (at,) = self.journal.append_all([record])
+            self.ledger.complete_segment(row, at, now_ns)
 
     def encode(self, segment: Segment) -> bytes:
         """The record of a segment: it in its canonical form. Raises `InvalidDataError` for one that is too large."""

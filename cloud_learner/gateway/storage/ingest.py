@@ -16,6 +16,7 @@ import msgspec
 
 from cloud_learner.buffer.check import check_frames, check_names, check_order, check_steps, segment_bytes
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.buffer.ledger.rows import HeldBy
 from cloud_learner.buffer.store.quarantine import OF_CONTENT, QuarantineReason
 from cloud_learner.buffer.store.store import SegmentStore, canonical
 from cloud_learner.gateway.storage.histories import EpisodeHistories, HistoryPendingError
@@ -23,6 +24,7 @@ from cloud_learner.provenance.provenance import Doubt, Provenance, no_teaching
 from wire import codec
 from wire.clock import Clock, MonotonicClock
 from wire.errors import InvalidDataError, StorageError, WireError
+from wire.identity.sealing import held_cameras, without_pictures
 from wire.messages.gateway import Segment
 from wire.transport.keys import Teaching
 from wire.types import RobotSpec
@@ -39,9 +41,10 @@ that no message has, and is encoded anew"""
 
 
 class ReceivedSegment(NamedTuple):
-    """A segment that an authenticated robot sent."""
+    """A segment that an authenticated robot sent, or sealed."""
 
     peer: str
+    """the robot"""
     segment: Segment
     received_ns: int
     """by the gateway's clock"""
@@ -49,6 +52,10 @@ class ReceivedSegment(NamedTuple):
     """what it came as, b'': nobody knows"""
     offset_ns: int = 0
     """the gateway's time minus the robot's"""
+    relay: str = ""
+    """that brought it, '': the robot itself did"""
+    body: str = ""
+    """sha256 of what the robot sealed, where a relay brought it"""
 
 
 class IngestOutcome(StrEnum):
@@ -57,9 +64,15 @@ class IngestOutcome(StrEnum):
     stored = "stored"
     duplicate = "duplicate"
     """it was stored before"""
+    completed = "completed"
+    """it was stored before, without pictures that came with it this time"""
     quarantined = "quarantined"
     retry = "retry"
     """it cannot be stored now"""
+
+
+KNOWN = (IngestOutcome.duplicate, IngestOutcome.completed)
+"""of what was stored before"""
 
 
 class IngestResult(msgspec.Struct, frozen=True):
@@ -152,7 +165,7 @@ class Ingest:
             result = self.accept(entry.robot, segment, received_ns)
         finally:
             self._overruled = frozenset()
-        if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+        if result.outcome in (IngestOutcome.stored, *KNOWN):
             detail = f"{segment.id} was admitted by {author or 'somebody'}: {entry.reason}"
             self._ledger.add_event(self._clock.now_ns(), entry.robot, "quarantine", detail)
             self._store.quarantine.remove(name)
@@ -203,6 +216,7 @@ class Ingest:
                 [(one.received.segment, one.received.received_ns) for one in some],
                 self._clock.now_ns(),
                 [one.record for one in some],
+                {one.received.segment.id: HeldBy(one.received.relay, one.received.body) for one in some},
             )
         except Exception as error:  # noqa: BLE001 - each is tried by itself
             for one in some:
@@ -228,7 +242,7 @@ class Ingest:
     def _with_episode(self, received: ReceivedSegment, result: IngestResult) -> IngestResult:
         """With what is to be known of an episode that has ended. If that cannot be read now, its last segment has to
         come again."""
-        ended = received.segment.last and result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate)
+        ended = received.segment.last and result.outcome in (IngestOutcome.stored, *KNOWN)
         if not ended:
             return result
         try:
@@ -295,7 +309,36 @@ class Ingest:
             if hashlib.sha256(record()).hexdigest() == sha256:
                 self._histories.note_stored(segment)
                 return IngestResult(IngestOutcome.duplicate)
-        raise InvalidDataError(f"id {segment.id!r} was stored before with other content.")
+        return IngestResult(self._compare_pictures(received, canonical(segment, spec), spec))
+
+    def _compare_pictures(self, received: ReceivedSegment, segment: Segment, spec: RobotSpec) -> IngestOutcome:
+        """The same but for pictures, which were held back when it was stored, or are this time: a whole one is stored.
+
+        Raises `InvalidDataError` where anything else differs, `HistoryPendingError` when nobody can tell now."""
+        known = self._ledger.segment(segment.id)
+        held = self._ledger.held_segment(known.row) if known is not None else None
+        if known is None or (held is None and not held_cameras(segment)):
+            raise _other_content(segment)
+        if held is None or not received.body or held.body != received.body:
+            self._compare_stored(segment, known.row)
+        if held is None or held_cameras(segment):
+            return IngestOutcome.duplicate
+        check_frames(segment, spec, None, _DECODED)
+        self._store.complete(known.row, segment, self._clock.now_ns())
+        return IngestOutcome.completed
+
+    def _compare_stored(self, segment: Segment, row: int) -> None:
+        """Raise `InvalidDataError` if what is stored differs in more than pictures."""
+        found = self._store.read([row])
+        if row in found.elsewhere:
+            raise HistoryPendingError(f"segment {segment.id!r} lies at another gateway, which has not sealed it yet.")
+        before = found.segments.get(row)
+        if before is None or codec.encode(without_pictures(before)) != codec.encode(without_pictures(segment)):
+            raise _other_content(segment)
+
+
+def _other_content(segment: Segment) -> InvalidDataError:
+    return InvalidDataError(f"id {segment.id!r} was stored before with other content.")
 
 
 class _Checked(NamedTuple):

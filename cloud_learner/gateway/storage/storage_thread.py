@@ -7,6 +7,7 @@ answer comes back when what it is about is on the device, or cannot be put there
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import logging
 import time
@@ -21,7 +22,8 @@ from cloud_learner.gateway.storage.credit import ONE_PEER_BYTES, QUEUE_BYTES
 from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome, IngestResult, ReceivedSegment
 from wire.codec import decode
 from wire.errors import FleetError, MessageTooLargeError, ProtocolError, StorageError
-from wire.messages.gateway import Segment
+from wire.identity.sealing import SealOpener, held_cameras
+from wire.messages.gateway import SealedSegment, Segment
 from wire.task_thread import TaskThread
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,15 @@ class SegmentAnswer(msgspec.Struct, frozen=True):
     """What became of the bytes that somebody sent as a segment."""
 
     peer: str
+    """who sent it: its robot, or a relay"""
     bytes: int
     segment: Segment | None = None
     """None: it is none, or was not looked at"""
     result: IngestResult = IngestResult(IngestOutcome.retry)
     invalid: ProtocolError | MessageTooLargeError | None = None
     """why it is no segment"""
+    refused: str = ""
+    """id of one that a relay brought and that its robot did not seal"""
 
 
 class _WaitingSegment(msgspec.Struct, frozen=True):
@@ -75,12 +80,18 @@ class StorageThread(TaskThread):
         on_answer: Callable[[SegmentAnswer], None],
         on_fault: Callable[[str], None],
         on_step_s: Callable[[float], None],
+        seals: SealOpener | None = None,
+        offset_ns: Callable[[str], int] = lambda robot: 0,
     ) -> None:
-        """In the loop, `on_answer` gets what became of each segment, and `on_fault` why notes could not be stored; in
+        """`seals`: opens what relays bring, None: nothing; `offset_ns(robot)`: the gateway's time minus the robot's, 0
+        when it is not known now.
+
+        In the loop, `on_answer` gets what became of each segment, and `on_fault` why notes could not be stored; in
         the thread, `on_step_s` how long it took to store the segments of a step."""
         super().__init__("storage")
         self._ledger, self._ingest = ledger, ingest
         self._on_answer, self._on_fault, self._on_step_s = on_answer, on_fault, on_step_s
+        self._seals, self._offset_ns = seals or SealOpener(), offset_ns
         self._segments: deque[_WaitingSegment] = deque()
         self._came = 0
         self._notes: OrderedDict[str, _WaitingNote] = OrderedDict()
@@ -213,15 +224,18 @@ class StorageThread(TaskThread):
         received = []
         began_s = time.monotonic()
         for one in waiting:
+            refused = body = ""
             try:
-                segment = decode(one.data)
-                if not isinstance(segment, Segment):
-                    raise ProtocolError(f"a {type(segment).__name__} that says to be a segment.")
-            except (ProtocolError, MessageTooLargeError) as error:
-                answers.append(SegmentAnswer(one.peer, len(one.data), invalid=error))
-            else:
+                found = decode(one.data)
+                if isinstance(found, SealedSegment):
+                    refused, body = found.id, hashlib.sha256(found.body).hexdigest()
+                    found = self._seals.open(found)
+                if not isinstance(found, Segment):
+                    raise ProtocolError(f"a {type(found).__name__} that says to be a segment.")
+                received.append(self._received(one, found, body))
                 answers.append(None)
-                received.append(ReceivedSegment(one.peer, segment, one.received_ns, one.data, one.offset_ns))
+            except (ProtocolError, MessageTooLargeError) as error:
+                answers.append(SegmentAnswer(one.peer, len(one.data), invalid=error, refused=refused))
         try:
             results: Iterator[IngestResult] = iter(self._ingest.accept_all(received))
         except Exception:
@@ -243,6 +257,15 @@ class StorageThread(TaskThread):
         if faults:
             self._keep([_PROBE])
             self._refuse_segments(faults[0])
+
+    def _received(self, one: _WaitingSegment, segment: Segment, body: str) -> ReceivedSegment:
+        """As if it had come from its robot itself, whoever brought it; `body`: of one that a relay brought."""
+        if not body:
+            if held_cameras(segment):
+                raise ProtocolError(f"segment {segment.id[:200]!r} came without pictures, and not by a relay.")
+            return ReceivedSegment(one.peer, segment, one.received_ns, one.data, one.offset_ns)
+        robot = segment.episode.robot
+        return ReceivedSegment(robot, segment, one.received_ns, b"", self._offset_ns(robot), one.peer, body)
 
     def _store_notes(self, notes: Sequence[tuple[str, Note]]) -> bool:
         """Whether there were any."""

@@ -247,6 +247,10 @@ class WeightStore:
         with storage_errors("weights file", path):
             return VersionFiles(path.exists(), delta.stat().st_size if delta.exists() else 0)
 
+    def is_gone(self, number: int) -> bool:
+        """Whether its file was here, and nobody has it any more. Raises `StorageError`."""
+        return self.exchange is None and self._row(number) is not None and not self.sizes(number).here
+
     def prune(self, removable: Callable[[Mapping[int, int]], list[int]], room_bytes: float = 0.0) -> list[int]:
         """While all that is here takes more than `room_bytes`, delete files of the versions that `removable` names, of
         those by number with their parents that are here; which. Raises `StorageError`."""

@@ -17,6 +17,24 @@ function robotsText(names) {
   return names.length > 3 ? `${names.length} robots` : names.join(", ");
 }
 
+/** What came of a version that robots compute without acting by it; null when none ever did. */
+function shadowText(shadow) {
+  if (!shadow) return "";
+  const on = shadow.robots.length ? `shadow on ${robotsText(shadow.robots)}` : "was a shadow";
+  const widest = Object.entries(shadow.largest).sort(([, one], [, other]) => other - one)[0];
+  const apart = shadow.chunks
+    ? ` · ${count(shadow.chunks)} chunks differ by ${share(shadow.mean)} of the range on average, p95 ${share(shadow.p95)}, most ${share(shadow.most)} (${widest[0]})`
+    : " · nothing compared yet";
+  const faults = shadow.faults ? ` · ${count(shadow.faults)} chunks failed` : "";
+  const [problem] = Object.entries(shadow.problems);
+  return `${on}${apart}${faults}${problem ? ` · ${problem[0]}: ${problem[1]}` : ""}`;
+}
+
+/** Small shares of a range, which `percent` would round to nothing. */
+function share(value) {
+  return `${(100 * value).toPrecision(2)}%`;
+}
+
 function button(text, kind, run) {
   const node = element("button", { type: "button", class: kind }, text);
   node.addEventListener("click", run);
@@ -33,6 +51,7 @@ class VersionRow {
     this.record = element("span", { class: "muted" });
     this.pins = element("span", { class: "muted" });
     this.note = element("span", { class: "muted note" });
+    this.shadow = element("span", { class: "muted note shadow" });
     this.head = button("", "version-head", () => {
       this.open(this.actions.hidden);
       if (this.actions.hidden) return;
@@ -43,10 +62,14 @@ class VersionRow {
     this.head.append(element("b", {}, String(number)), this.tags, this.state);
     this.promote = button("Promote", "", () => this.ask("promote"));
     this.rollback = button("Roll back", "", () => this.ask("rollback"));
-    this.robot = element("select", { "aria-label": `Robot to pin to version ${number}` });
+    this.robot = element("select", { "aria-label": `Robot to pin to version ${number}, or to compute it` });
     this.pin = button("Pin", "", () => {
       if (this.robot.value) change("pin", { number, robot: this.robot.value });
       else this.ask("pin");
+    });
+    this.shade = button("Shadow", "", () => {
+      if (this.shadowed) change("shadow", { number: 0 });
+      else change("shadow", { number, robot: this.robot.value });
     });
     this.unpins = element("div", { class: "unpins" });
     this.question = element("p", { class: "question" });
@@ -57,11 +80,11 @@ class VersionRow {
     this.no = button("Cancel", "", () => this.ask(null));
     this.confirm = element("div", { class: "confirm", role: "group", "aria-label": "Are you sure?" },
       this.question, this.yes, this.no);
-    this.choice = element("div", { class: "choice" }, this.promote, this.rollback, this.robot, this.pin, this.unpins);
+    this.choice = element("div", { class: "choice" }, this.promote, this.rollback, this.robot, this.pin, this.shade, this.unpins);
     this.actions = element("div", {}, this.choice, this.confirm);
     this.change = change;
     this.node = element("li", { class: "version", "data-version": String(number) },
-      this.head, this.record, this.pins, this.note, this.actions);
+      this.head, this.record, this.pins, this.shadow, this.note, this.actions);
     this.ask(null);
     this.open(false);
   }
@@ -88,7 +111,7 @@ class VersionRow {
   update(version, current, robots) {
     const { state, robots: running, pinned, episodes, successes, note } = version;
     this.node.dataset.state = state;
-    const tags = [version.current && "current", version.reference && "reference"].filter(Boolean);
+    const tags = [version.current && "current", version.reference && "reference", version.shadow?.robots.length && "shadow"].filter(Boolean);
     if (this.tags.childElementCount !== tags.length || this.tags.textContent !== tags.join("")) {
       this.tags.replaceChildren(...tags.map((tag) => element("span", { class: "tag" }, tag)));
     }
@@ -102,6 +125,14 @@ class VersionRow {
     setText(this.note, note);
     this.note.title = note;
     this.note.hidden = !note;
+    this.shadowed = Boolean(version.shadow?.robots.length);
+    setText(this.shadow, shadowText(version.shadow));
+    this.shadow.title = Object.entries(version.shadow?.problems ?? {}).map(([robot, text]) => `${robot}: ${text}`).join("\n");
+    this.shadow.hidden = !version.shadow;
+    setText(this.shade, this.shadowed ? "End shadow" : "Shadow");
+    this.shade.title = this.shadowed
+      ? "No robot computes it any more"
+      : "The chosen robot, or a few, compute what it would do, and never act by it";
     this.promote.hidden = version.current;
     this.rollback.hidden = this.number > current; // forward is no way back
     if (this.wanted && this[this.wanted].hidden) this.ask(null);

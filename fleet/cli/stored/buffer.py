@@ -130,6 +130,33 @@ def prune(
 
 
 @app.command()
+def ask(
+    episodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[EPISODE]...", show_default=False, help="Ids; default: all there are."),
+    ] = None,
+    data: Data = DATA,
+    human: Annotated[bool, typer.Option("--human", help="Only where a person or script taught.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is held back.")] = False,
+) -> None:
+    """Want the pictures that relays hold back of these episodes: a gateway that runs has them sent."""
+    from cloud_learner.buffer.ledger.rows import HeldState
+    from cloud_learner.buffer.ledger.segments import chunks
+
+    with DataDirectory(data).open_buffer(write=True) as (ledger, _store):
+        wanted = 0
+        if not dry_run:
+            parts = list(chunks(episodes)) if episodes else [None]
+            wanted = sum(ledger.ask_episodes(part, human) for part in parts)
+        counts = ledger.held_counts()
+    held, asked, gone = (counts.get(state, 0) for state in HeldState)
+    typer.echo(
+        f"asked for the pictures of {wanted} segments now. Of {held + asked + gone} they are not here: of {asked} they "
+        f"are asked for, of {gone} the relay has them no more."
+    )
+
+
+@app.command()
 def compact(data: Data = DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep

@@ -64,7 +64,7 @@ def admit(
 
     Exit status 1 when some of it cannot be stored: that stays where it is.
     """
-    from cloud_learner.gateway.storage.ingest import Ingest, IngestOutcome
+    from cloud_learner.gateway.storage.ingest import KNOWN, Ingest, IngestOutcome
 
     where, stay = DataDirectory(data), 0
     with where.open_buffer(write=True) as (ledger, store):
@@ -77,7 +77,7 @@ def admit(
                 stay += 1
                 typer.echo(str(error), err=True)
                 continue
-            if result.outcome in (IngestOutcome.stored, IngestOutcome.duplicate):
+            if result.outcome in (IngestOutcome.stored, *KNOWN):
                 typer.echo(f"{entry.id}: {result.outcome}; it is no longer in quarantine.")
             else:
                 stay += 1

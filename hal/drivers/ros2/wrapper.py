@@ -11,12 +11,14 @@ of service when nothing comes. The experimental executors of newer ones are not 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +33,7 @@ Reliability = Literal["reliable", "best_effort"]
 PROFILE = Path(__file__).with_name("fastdds.xml")
 _NEW_VARIABLE, _OLD_VARIABLE = "FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE"
 """from Fast DDS 3.0 on (Kilted), and before"""
+_DELIVER_S = 1.0
 _USERS_OWN = (_NEW_VARIABLE, _OLD_VARIABLE, "FASTDDS_BUILTIN_TRANSPORTS")
 
 
@@ -106,6 +109,7 @@ class RosNode:
         self._use_sim_time = use_sim_time
         self.fault = ""
         """what the last callback that failed said; '' when none has"""
+        self._publishers: list[Any] = []
         self._context: Any = None
         self._node: Any = None
         self._executor: Any = None
@@ -155,7 +159,11 @@ class RosNode:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, give the node back and, where it is its own, the context. May be called twice."""
+        """End the thread, give the node back and, where it is its own, the context. May be called twice.
+
+        What was sent last, such as the command to stand, is delivered first where somebody takes it within a second.
+        """
+        self._deliver()
         if self._executor is not None:
             self._executor.shutdown()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -164,7 +172,17 @@ class RosNode:
                 log.warning("ROS 2 node '%s': its thread has not ended after 5 s.", self.name)
         self._release()
 
+    def _deliver(self) -> None:
+        # A publisher that goes takes with it what its readers have not acknowledged.
+        from rclpy.duration import Duration
+
+        until_s = time.monotonic() + _DELIVER_S
+        for publisher in self._publishers if self._context is not None and self._context.ok() else ():
+            with contextlib.suppress(RuntimeError):  # what all of rclpy's own errors are
+                publisher.wait_for_all_acked(Duration(seconds=max(0.0, until_s - time.monotonic())))
+
     def _release(self) -> None:
+        self._publishers.clear()
         if self._node is not None:
             self._node.destroy_node()
         if self._context is not None and not self._borrowed and self._context.ok():
@@ -223,7 +241,9 @@ class RosNode:
         return self.node.resolve_topic_name(name)
 
     def publisher(self, kind: str, topic: str, reliability: Reliability = "reliable", depth: int = 10) -> Publisher:
-        return Publisher(self.node.create_publisher(interface(kind), topic, _qos(reliability, depth)))
+        publisher = self.node.create_publisher(interface(kind), topic, _qos(reliability, depth))
+        self._publishers.append(publisher)
+        return Publisher(publisher)
 
     def subscribe(
         self,

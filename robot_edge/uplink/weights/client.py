@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 from robot_edge.uplink.weights.file import REBUILT, Appended, Found, WeightFile, file_name
 from robot_edge.uplink.weights.offer_check import OfferCheck
-from robot_edge.uplink.weights.plan import FetchPlan, Offer, is_held, same
+from robot_edge.uplink.weights.plan import FetchPlan, Offer, is_held, is_possible, same
 from robot_edge.uplink.weights.window import MOST_PART, MOST_UNDER_WAY, Asked, RequestWindow
 from wire.clock import Clock
 from wire.errors import WeightsError, storage_error, storage_errors
@@ -32,7 +31,6 @@ _WRONG_CHUNKS = 3
 """so often one is fetched again before the whole is, or a newer version"""
 _RELAY_REST_NS = 60_000_000_000
 """a relay that was silent, or sent what was wrong, is asked again after so long"""
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class WeightClient:
@@ -50,7 +48,7 @@ class WeightClient:
         first, and nothing of it is believed."""
         self.tasks = TaskQueue("weights")
         self.check = OfferCheck()
-        self._directory = directory
+        self.directory = directory
         self._channel, self._relay = channel, relay
         self._relay_rests_ns = 0
         self._clock = clock
@@ -87,12 +85,6 @@ class WeightClient:
             for stale in directory.glob(f"*{REBUILT}"):
                 stale.unlink()
 
-    def set_signing_key(self, key: bytes) -> None:
-        """The gateway said by what it signs, b"": by nothing."""
-        self.check.key = key
-        if key and (waiting := self.check.pop_waiting()) is not None:
-            self._on_offer(waiting)
-
     def handle_message(self, message: VersionAvailable | Deltas | WeightBytes) -> None:
         """Take in what the gateway says."""
         match message:
@@ -104,6 +96,17 @@ class WeightClient:
             case WeightBytes():
                 self.add_part(message)
 
+    @property
+    def fetching(self) -> int:
+        """The version that is under way, 0: none."""
+        return self._wanted.version.number if self._wanted is not None else 0
+
+    def on_reverted(self, version: PolicyVersion, reason: str) -> None:
+        """It could not be loaded, and is checked when it is announced again."""
+        self.refused[reason] += 1
+        if self.ready is not None and same(self.ready[0], version):
+            self.ready = None
+
     def fetch(self, version: PolicyVersion, delta: DeltaForm | None = None, chunks: bytes = b"") -> None:
         """This version is to act; `poll` says when it is ready. `delta`: of its parent; `chunks`: hashes of its file.
 
@@ -111,7 +114,7 @@ class WeightClient:
         versions come faster than they can be fetched, none would ever arrive. One that is called back to replaces what
         is under way.
         """
-        if not (_HASH.fullmatch(version.sha256) and version.number > 0 and version.size_bytes > 0):
+        if not is_possible(version):
             self.refused["impossible_version"] += 1
             log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
             return
@@ -191,8 +194,7 @@ class WeightClient:
             self.refused["manifest"] += 1
             self._refuse(str(error))
             return
-        if chunks is not None:
-            self.fetch(message.version, message.delta, chunks)
+        self.fetch(message.version, message.delta, chunks)
 
     def _on_deltas(self, message: Deltas) -> None:
         offer = self._wanted
@@ -215,7 +217,7 @@ class WeightClient:
 
     def _begin(self, offer: Offer) -> None:
         """Nothing of it is here, as far as is known."""
-        self._wanted, self._file = offer, WeightFile(self._directory, offer.version, self._keep)
+        self._wanted, self._file = offer, WeightFile(self.directory, offer.version, self._keep)
         self._plan, self._checks, self._waits_for_deltas = None, False, False
         self._busy = self._silent = self._wrong = 0
         self._window.begin()

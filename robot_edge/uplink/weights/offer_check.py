@@ -8,31 +8,21 @@ from wire.weights.manifest import read_manifest
 
 
 class OfferCheck:
-    """Only what comes from the gateway itself is checked here; it may announce a version before it says its key."""
+    """Only what comes from the gateway itself is checked here, which says its key before it announces anything."""
 
     def __init__(self) -> None:
         self.key = b""
         """that manifests are signed by, b"" while it is not known"""
         self.spec_hash = ""
         """what versions must be for, "" while that is not known"""
-        self._waiting: VersionAvailable | None = None
 
-    def chunks_of(self, message: VersionAvailable) -> bytes | None:
-        """The hashes of its chunks, b"" where nothing is signed: it is then fetched from the gateway alone. None: it
-        waits for the key. Raises `WeightsError`."""
-        self._waiting = None
+    def chunks_of(self, message: VersionAvailable) -> bytes:
+        """The hashes of its chunks, b"" where nothing is signed: it is then fetched from the gateway alone. Raises
+        `WeightsError`."""
         if not message.signature:
             return b""
-        if not self.key:
-            self._waiting = message
-            return None
         manifest = read_manifest(message.manifest, message.signature, self.key)
         if manifest.version != message.version:
             raise WeightsError(f"version {message.version.number}: a manifest of another version.")
         manifest.require_runnable(self.spec_hash)
         return manifest.chunks
-
-    def pop_waiting(self) -> VersionAvailable | None:
-        """What waited for the key."""
-        waiting, self._waiting = self._waiting, None
-        return waiting

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wire.types import PolicyVersion
 from wire.weights.manifest import CHUNK_BYTES, HASH_BYTES, DeltaForm
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class FetchPlan:
 def is_held(held: Mapping[int, str], number: int, sha256: str) -> bool:
     """Whether this version is among those that are here, the first 12 digits of whose sha256 are known."""
     return held.get(number) == sha256[:12]
+
+
+def is_possible(version: PolicyVersion) -> bool:
+    """Whether there can be such a version."""
+    return bool(_HASH.fullmatch(version.sha256)) and version.number > 0 and version.size_bytes > 0
 
 
 def same(one: PolicyVersion, other: PolicyVersion) -> bool:

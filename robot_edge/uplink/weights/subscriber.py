@@ -30,19 +30,22 @@ class WeightSubscriber:
         weights: Path,
         clock: Clock,
         *,
+        keep: int = 3,
+        take: Callable[[Message], bool] = lambda message: False,
         wants: Callable[[PolicyVersion], bool] = lambda version: True,
         remind: Callable[[], Message | None] = lambda: None,
     ) -> None:
-        """`hello`: what the process is; `weights`: a directory for the newest files.
+        """`hello`: what the process is; `weights`: a directory for the `keep` newest files.
 
-        `wants`: whether an announced version is of interest; `remind`: what to say with every heartbeat, if anything.
+        `take`: whether somebody else handles a message; `wants`: whether an announced version is of interest; `remind`:
+        what to say with every heartbeat, if anything.
         """
         self.session = GatewaySession(gateway, hello, clock)
         self.stopping = False
         self._name = f"{hello.role} '{hello.name}'"
         self._gateway = gateway
-        self._wants, self._remind = wants, remind
-        self._client = WeightClient(weights, gateway, clock)
+        self._take, self._wants, self._remind = take, wants, remind
+        self._client = WeightClient(weights, gateway, clock, keep)
         self._client.check.spec_hash = hello.spec.hash if hello.spec is not None else ""
 
     @property
@@ -50,9 +53,20 @@ class WeightSubscriber:
         """The newest version that is here, whole and checked, and its file."""
         return self._client.ready
 
+    @property
+    def fetching(self) -> int:
+        """The version that is under way, 0: none."""
+        return self._client.fetching
+
+    def fetch(self, offer: VersionAvailable) -> None:
+        """Have this version next; `ready` says when it is here."""
+        self._client.handle_message(offer)
+
     def poll(self) -> None:
         """Handle what is new, ask again for what did not come, and keep the connection."""
         while (message := self._gateway.recv()) is not None:
+            if self._take(message):
+                continue
             match message:
                 case VersionAvailable(version=version) if not self._wants(version):
                     pass
@@ -62,7 +76,7 @@ class WeightSubscriber:
                     self.stopping = True
                 case _:
                     if isinstance(message, HelloAck):
-                        self._client.set_signing_key(message.signing_key)
+                        self._client.check.key = message.signing_key
                     if not self.session.handle_message(message):
                         log.warning("%s does not understand %s.", self._name, type(message).__name__)
         self._client.poll()

@@ -24,9 +24,10 @@ class Asked(NamedTuple):
 class RequestWindow:
     """Grows and shrinks with how long parts take."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_UNDER_WAY * MOST_PART) -> None:
         self.size_bytes = MOST_PART
         """under way at most"""
+        self._most_bytes = most_bytes
         self._quickest_ns = _SLOW_NS
         self._halved_ns = 0
 
@@ -54,4 +55,4 @@ class RequestWindow:
                 self.halve()
                 self._halved_ns = now_ns
         elif took_ns < _FAST_NS and more_ns < _FREE_NS:
-            self.size_bytes = min(MOST_UNDER_WAY * MOST_PART, self.size_bytes + size)
+            self.size_bytes = min(self._most_bytes, self.size_bytes + size)

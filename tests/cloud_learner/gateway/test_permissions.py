@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cloud_learner.gateway.stop_server import StopServer
+from robot_edge.relay.server import SiteRelay
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from tests.cloud_learner.dispatch.hall import SPEC, Hall
@@ -21,7 +22,7 @@ from wire.clock import ManualClock
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import Hello, HelloAck, Rejection, Segment
-from wire.transport.memory_channel import MemoryClient, MemoryServer
+from wire.transport.memory_channel import MemoryClient, MemoryServer, memory_pair
 from wire.types import Episode, Role
 
 ROLES = (
@@ -34,10 +35,14 @@ TO_GATEWAY = """
 Hello             x x x x x x x x . . .
 Heartbeat         x x x x x x x x . . .
 Segment           x x . . . . . . . . .
+SealedSegment     . . . . . x . . . . .
+PicturesGone      . . . . . x . . . . .
+FetchPictures     . . x . . . . . . . .
 EdgeStatus        x x . . . . . . . . .
 Preview           x x . . . . . . . . .
 EdgeEvent         x x . . . . . . . . .
 VersionActivated  x x . . . . . . . . .
+ShadowReport      x . . . . . . . . . .
 FetchWeights      x . . x x x . . . . .
 FetchDeltas       x . . x x . . . . . .
 Publish           . . x . . . . . . . .
@@ -58,6 +63,12 @@ TO_STOPS = """
 Heartbeat         x . . . . . x x . . .
 StopShown         x . . . . . . . . . .
 OperatorCommand   . . . . . . x x . . .
+"""
+TO_RELAY = """
+Hello             x x . . . . . . . . .
+Heartbeat         x x . . . . . . . . .
+SealedSegment     x x . . . . . . . . .
+FetchWeights      x . . x x . . . . . .
 """
 KINDS = sorted((kind for kind in typing.get_args(codec.AnyMessage)), key=lambda kind: kind.__name__)
 
@@ -178,6 +189,21 @@ def test_every_message_of_every_role_to_the_way_of_stops(tmp_path: Path, role: s
         answer = ports.heard(ports.peers[1])
         assert may or not answer, f"{kind.__name__} of {role!r}"
     assert (ports.hall.stops.pop_given() != []) == (role in ("console", "teleoperator"))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_message_of_every_role_to_a_relay(role: str) -> None:
+    server, (_, gateway) = MemoryServer(), memory_pair()
+    relay, table = SiteRelay("relay", server, gateway, ManualClock(10**9)), expected(TO_RELAY)
+    peer = server.connect("peer", role or "?")
+    for kind in KINDS:
+        before, may = relay.refused["role"], table.get(kind.__name__, {}).get(role, False)
+        peer.send(sent(kind, role))
+        relay.poll()
+        assert (relay.refused["role"] > before) == (not may), f"{kind.__name__} of {role!r}"
+        assert may or [type(answer) for answer in iter(peer.recv, None)] == [Rejection]
+        list(iter(peer.recv, None))
+    relay.close()
 
 
 @pytest.mark.parametrize("claimed", [*ROLES, "edg", "EDGE", "edge " * 12])

@@ -192,10 +192,10 @@ def test_segments_that_lie_in_the_socket_are_committed_together_then_acknowledge
     robots = [hall.robot(f"robot-{n}") for n in range(3)]
     commit, committed = hall.ledger.commit_segments, []
 
-    def watch(segments: list, committed_ns: int) -> list[int | None]:
+    def watch(segments: list, *more: object) -> list[int | None]:
         assert not any(isinstance(m, Ack) for robot in robots for m in hall.received(robot))
         committed.append(len(segments))
-        return commit(segments, committed_ns)
+        return commit(segments, *more)
 
     monkeypatch.setattr(hall.ledger, "commit_segments", watch)
     for n, robot in enumerate(robots):
@@ -273,6 +273,15 @@ def test_a_version_with_a_wrong_hash_or_number_is_refused(hall: Hall) -> None:
     assert Rejection in kinds(hall.publish(trainer, 7))
     assert hall.ledger.newest_version() is None
     assert kinds(hall.publish(trainer, 1)) == [Published]
+
+
+def test_a_trainer_that_asks_hears_that_a_version_is_there_before_its_heartbeat_is_answered(hall: Hall) -> None:
+    trainer, data = hall.trainer(), samples.weights()
+    hall.publish(trainer, 1)
+    known = PolicyVersion(1, hashlib.sha256(data).hexdigest(), len(data), 0, 10, 20, 3)
+    assert kinds(hall.ask(trainer, Publish(known), Heartbeat(9))) == [Published, HelloAck]
+    other = msgspec.structs.replace(known, number=2, parent=1, sha256="0" * 64)
+    assert kinds(hall.ask(trainer, Publish(other), Heartbeat(10))) == [HelloAck]
 
 
 def test_weights_that_do_not_exist_are_refused(hall: Hall) -> None:

@@ -24,7 +24,7 @@ from tests.cloud_learner.operator.fakes import (
     robot_state,
     version_status,
 )
-from wire.messages.fleet import VersionStatus
+from wire.messages.fleet import ShadowStatus, VersionStatus
 from wire.messages.gateway import Evaluation, OperatorCommand, Preview, TrainerStatus
 from wire.types import PolicyVersion
 
@@ -109,7 +109,7 @@ class Gateway:
         return tuple(
             version_status(
                 number,
-                state="promoted" if number == last else states.get(number, "superseded"),
+                state="promoted" if number == last else states.get(number, "candidate"),
                 current=number == last,
                 reference=number == 18,
                 robots={20: ("r1", "r2"), 21: ("r3",)}.get(number, ()),
@@ -118,9 +118,17 @@ class Gateway:
                 successes=30 if number == 20 else 0,
                 note="it is compared with 20 (robots: r3)" if number == 21 else "",
                 frozen=self.frozen,
+                shadow=self.shadow() if number == 17 else None,
             )
             for number in range(1, 22)
         )
+
+    def shadow(self) -> ShadowStatus:
+        """Until somebody ends it."""
+        ended = any(one.action == "shadow" and one.number == 0 for one in self.changes)
+        largest = {"dx": 0.02, "grip": 0.34}
+        problems = {"r3": "too little memory"}
+        return ShadowStatus(() if ended else ("r1", "r3"), 1234, 0.0123, 0.05, 0.34, largest, 2, problems)
 
     def wait_for_changes(self, *wanted: tuple[str, int, str]) -> None:
         """Exactly these (action, number, robot) have come."""
@@ -472,6 +480,25 @@ def test_the_page_says_what_the_trainer_did_not_let_out(page: sync_api.Page, gat
     sync_api.expect(refusal).to_be_hidden()
     gateway.trainer = TrainerStatus(4200, 0.05, 20.0, 900, 12, "online", refused=2, refusal="weights are not finite.")
     sync_api.expect(refusal).to_have_text("Not published (2 versions so far): weights are not finite.")
+
+
+def test_a_shadow_is_shown_begun_and_ended(page: sync_api.Page, gateway: Gateway):
+    def row(number: int) -> sync_api.Locator:
+        return page.locator(f'#versions > li[data-version="{number}"]')
+
+    shown = row(17).locator(".shadow")
+    sync_api.expect(shown).to_have_text(
+        "shadow on r1, r3 · 1,234 chunks differ by 1.2% of the range on average, p95 5.0%, most 34% (grip) · "
+        "2 chunks failed · r3: too little memory"
+    )
+    row(17).locator(".version-head").click()
+    row(17).get_by_role("button", name="End shadow").click()
+    gateway.wait_for_changes(("shadow", 0, ""))
+    sync_api.expect(shown).to_contain_text("was a shadow")
+    row(21).locator(".version-head").click()
+    row(21).locator("select").select_option("r2")
+    row(21).get_by_role("button", name="Shadow").click()
+    gateway.wait_for_changes(("shadow", 0, ""), ("shadow", 21, "r2"))
 
 
 def test_a_phone_shows_and_changes_versions(

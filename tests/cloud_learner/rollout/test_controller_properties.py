@@ -30,11 +30,14 @@ COMMAND = st.one_of(
     st.tuples(st.just("freeze"), st.booleans()),
     st.tuples(st.just("gone"), NUMBERS),
     st.tuples(st.just("robots"), st.sets(st.sampled_from(ROBOTS))),
+    st.tuples(st.just("evaluator"), st.booleans()),
+    st.tuples(st.just("measured"), st.integers(1, 8), CHANCES, SEEDS),
 )
 EVENTS = st.lists(st.one_of(*[VERSION] * 4, *[EPISODES] * 8, COMMAND), min_size=3, max_size=30)
 CONFIGS = st.builds(
     RolloutConfig,
     canary=st.sampled_from((0.0, 0.1, 0.2, 0.5, 1.0)),
+    gate_success=st.sampled_from((0.0, 0.2)),
     control=st.sampled_from((0.0, 0.1, 0.3)),
     max_episodes=st.sampled_from((10, 40)),
     alpha=st.sampled_from((0.05, 0.5)),
@@ -67,6 +70,10 @@ def happen(controller: RolloutController, event: tuple[Any, ...], at: int) -> No
                 controller.on_weights_gone({what[0]} - controller.needed, at)
             case "robots":
                 controller.set_robots(what[0], at)
+            case "evaluator":
+                controller.set_evaluator(what[0], at)
+            case "measured":
+                measure(controller, what[0], what[1], what[2], at)
             case "episodes":
                 episodes(controller, what[0], what[1], what[2], at)
     except RejectedError:
@@ -86,8 +93,19 @@ def episodes(controller: RolloutController, rounds: int, success: list[float], s
         check(controller)
 
 
+def measure(controller: RolloutController, count: int, success: list[float], seed: int, at: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(count):
+        for request in controller.wanted_measurements[:1]:
+            won = [dice.random() < success[request.number % len(success)] for _ in range(request.episodes)]
+            assert controller.on_measured(request, {"task0": won}, at)
+
+
 def check(controller: RolloutController) -> None:
     """What holds at any time."""
+    for request in controller.wanted_measurements:
+        assert request.number in controller.needed
+        assert all(one.has_weights for one in controller.versions() if one.number == request.number)
     versions = {one.number: one for one in controller.versions()}
     share = controller.config.canary
     canaries = [number for number, one in versions.items() if one.state is VersionState.canary]
@@ -133,6 +151,8 @@ def test_a_restart_changes_nothing(
         happen(controller, event, at)
     kept = msgspec.msgpack.encode(controller.state())
     again = RolloutController(config, msgspec.msgpack.decode(kept, type=RolloutState))
+    # who is there is told again
+    again.set_evaluator(next((what[0] for kind, *what in reversed(before) if kind == "evaluator"), False), len(before))
     for at, event in enumerate(after, start=len(before)):
         happen(controller, event, at)
         happen(again, event, at)

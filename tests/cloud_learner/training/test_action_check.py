@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cloud_learner.buffer.loading.observations import ShownStep
 from cloud_learner.training.action_check import ActionCheck, HeldSource
 from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
 from cloud_learner.training.publisher import VersionPublisher
@@ -41,15 +42,18 @@ class Told:
         return ActionChunk(np.full((2, 1), value, np.float32), 0, 1, 1, 0, 0)
 
 
-def observations(rows):
+def observations(rows, shown=()):
+    """`shown`: what somebody did at each, all the time; () nobody."""
     found = [example_observation(SPEC, row) for row in rows]
     for row, each in zip(rows, found, strict=True):
         each.state[0] = row
-    return found
+    taught = [np.full((5, 1), value, np.float32) for value in shown] or [np.zeros((0, 1), np.float32)] * len(rows)
+    return [ShownStep(each, did) for each, did in zip(found, taught, strict=True)]
 
 
-def told(config=ActionCheckConfig(), rows=4):
-    check = ActionCheck(Told(), HeldSource(lambda count: list(range(rows)), observations), config)
+def told(config=ActionCheckConfig(), rows=4, shown=()):
+    source = HeldSource(lambda count, draw: list(range(rows)), lambda rows: observations(rows, shown))
+    check = ActionCheck(Told(), source, config)
     check.choose()
     assert check.ready
     return check
@@ -59,8 +63,8 @@ def actions(*values):
     return np.array(values, np.float32).tobytes()
 
 
-def verdict(before, after, config=ActionCheckConfig()):
-    check = told(config)
+def verdict(before, after, config=ActionCheckConfig(), shown=()):
+    check = told(config, shown=shown)
     check.act(before, "parent")
     return check.compare(check.act(after, "child"), "parent")
 
@@ -88,6 +92,61 @@ def test_actions_that_jump_saturate_or_stand_still_are_refused(after, fault):
     assert change > 0
 
 
+def test_what_moved_towards_what_people_did_goes_however_far_it_is_from_its_parent():
+    before, shown = actions(0, 0.1, 0.2, 0.3), (0.8, 0.9, 1, 1)
+    change, refusal = verdict(before, actions(0.7, 0.8, 0.9, 1), shown=shown)
+    assert change > 0.25
+    assert refusal is None
+    # as far, to the other side
+    assert verdict(before, actions(-0.7, -0.6, -0.5, -0.4), shown=shown)[1].fault == VersionFault.moved
+    # what people do at the limits is no fault either
+    assert verdict(before, actions(-1, 1, 1, -1), shown=(-1, 1, 1, -1))[1] is None
+    assert verdict(before, actions(1, 1, 1, -1), shown=(0, 0.1, 0.1, 0.3))[1].detail.count("what people did") == 1
+
+
+def test_what_is_constant_is_refused_though_it_moved_towards_what_people_did():
+    refusal = verdict(actions(-1, -0.9, -0.8, -0.7), actions(0, 0, 0, 0), shown=(0, 0.1, -0.1, 0))[1]
+    assert refusal.fault == VersionFault.constant
+
+
+def test_of_what_was_shown_so_much_counts_as_a_chunk_has():
+    check = told(rows=2, shown=(0.5, 0.5))
+    assert check.distance(np.zeros((2, 2, 1), np.float32)) == pytest.approx(0.25)
+    assert check.distance(np.full((2, 9, 1), 0.5, np.float32)) == 0
+    assert told(rows=2).distance(np.zeros((2, 2, 1), np.float32)) is None
+
+
+def test_learning_goes_on_past_a_parent_that_stays_and_random_weights_never_do():
+    """The parent is far from what people show; while nothing was published learning went far beyond `max_change`."""
+    shown, rng = (0.8, 0.7, 0.9, 0.6, 0.8, 0.9, 0.7, 0.8), np.random.default_rng(0)
+    check = told(rows=8, shown=shown)
+    check.act(actions(*(-value for value in shown)), "parent")
+    for share in (0.4, 0.6, 0.8, 1.0):
+        learned = actions(*(-value + 2 * share * value for value in shown))
+        change, refusal = check.compare(check.act(learned, "child"), "parent")
+        assert change > 0.25
+        assert refusal is None
+    check.act(actions(*shown), "good")
+    for _ in range(50):
+        assert check.compare(check.act(actions(*rng.uniform(-1, 1, 8)), "child"), "good")[1] is not None
+
+
+def test_after_a_refusal_other_observations_are_taken():
+    draws = []
+
+    def choose(count, draw):
+        draws.append(draw)
+        return [draw, draw + 1]
+
+    check = ActionCheck(Told(), HeldSource(choose, observations), ActionCheckConfig(observations=2))
+    for after in ((0.1, 0.2), (0.9, 0.8), (0.9, 0.8), (0.1, 0.2), (0.1, 0.2)):
+        check.choose()
+        assert check.ready
+        check.act(actions(0, 0.1), "parent")
+        check.compare(check.act(actions(*after), "child"), "parent")
+    assert draws == [0, 1, 2]
+
+
 def test_what_the_parent_did_as_well_is_no_fault():
     assert verdict(actions(1, 1, 1, -1), actions(1, 1, 1, -1))[1] is None
     assert verdict(actions(0, 0, 0, 0), actions(0.01, 0.01, 0.01, 0.01))[1] is None
@@ -102,7 +161,7 @@ def test_what_cannot_act_is_refused():
 def test_observations_are_chosen_again_until_there_are_enough():
     there, read = [], []
 
-    def choose(count):
+    def choose(count, draw):
         return there[:count]
 
     def fetch(rows):
@@ -131,7 +190,7 @@ def test_others_that_draw_random_numbers_wait_while_it_acts():
             held.append(lock.locked())
             return super().think(observation)
 
-    check = ActionCheck(Watching(), HeldSource(lambda count: [0], observations), ActionCheckConfig(), lock)
+    check = ActionCheck(Watching(), HeldSource(lambda count, draw: [0], observations), ActionCheckConfig(), lock)
     check.choose()
     assert check.ready
     check.act(actions(0))
@@ -154,7 +213,8 @@ def policy(seed=0):
 
 def checked(directory, config=ActionCheckConfig(), read=observations):
     bench = Bench(directory)
-    check = ActionCheck(policy(), HeldSource(lambda count: list(range(8)), read), config, bench.learner.random_lock)
+    source = HeldSource(lambda count, draw: list(range(8)), read)
+    check = ActionCheck(policy(), source, config, bench.learner.random_lock)
     bench.publisher = VersionPublisher(bench.learner.policy.save, directory, PublisherConfig(), check)
     return bench
 

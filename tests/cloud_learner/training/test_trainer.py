@@ -88,6 +88,17 @@ def test_it_goes_on_with_what_there_was_when_the_cache_is_too_small_for_more(fle
     assert "nothing to draw" in caplog.text, "a batch was asked for"
 
 
+def test_it_asks_for_pictures_that_are_held_back(fleet, monkeypatch):
+    monkeypatch.setattr(fleet.trainer._source, "pop_wanted_pictures", lambda: ("e1/0", "e1/1"))
+    monkeypatch.setattr(fleet.ledger, "ask_pictures", lambda segments: asked.append(segments))
+    asked = []
+    for _ in range(3):
+        fleet.trainer.step()
+        fleet.clock.advance(10**9)
+        fleet.gateway.poll()
+    assert asked and set(asked) == {("e1/0", "e1/1")}
+
+
 @pytest.mark.slow
 def test_it_learns_from_the_first_correction_on(fleet):
     fleet.turn(400, 0.05)

@@ -128,7 +128,35 @@ def test_a_gateway_that_could_not_take_it_is_left_alone_for_a_while():
     while line.stored != weights:
         sending.poll()
         line.pump(sending)
-    assert len(line.offers) == 2
+    # the second one asks
+    assert len(line.offers) == 3
+
+
+def test_a_gateway_that_takes_long_in_the_end_is_asked_and_not_sent_everything_again():
+    clock, line = ManualClock(), Line()
+    weights, sending = start(5000, line, clock)
+    sending.poll()
+    line.pump(sending)
+    assert line.stored == weights
+    for _ in range(10):
+        clock.advance(int(upload.ASK_S * 1e9) + 1)
+        sending.poll()
+    assert [type(one) for one in line.queue] == [Publish, Heartbeat] * 10
+
+
+def test_a_gateway_that_lost_it_is_sent_everything_again():
+    clock, line = ManualClock(), Line()
+    weights, sending = start(5000, line, clock)
+    sending.poll()
+    line.queue.clear()
+    for _ in range(2):
+        clock.advance(int(upload.ASK_S * 1e9) + 1)
+        sending.poll()
+    line.pump(sending)
+    while line.stored != weights:
+        sending.poll()
+        line.pump(sending)
+    assert not line.queue
 
 
 def test_a_line_that_is_down_is_tried_again():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cloud_learner.buffer.ledger.rows import HeldBy
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from fleet.cli.__main__ import app
@@ -19,6 +20,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError, CorruptDataError, InvalidDataError
+from wire.identity.sealing import without_pictures
 from wire.types import PolicyVersion
 
 # large enough for several chunks of a shard
@@ -65,6 +67,23 @@ def test_stats_say_what_is_there(data: Path) -> None:
         ("online", ""): 1,
     }
     assert found["bytes_per_step"] > 0
+
+
+def test_ask_wants_the_pictures_that_relays_hold_back(data: Path) -> None:
+    ledger, store = BufferLocation(data).open_writer()
+    for name, actor in (("h1", 1), ("h2", 0)):
+        for segment in fake_episode(SPEC, name, actor=[actor] * 40, steps=40):
+            store.append_all([(without_pictures(segment), 5)], 6, held={segment.id: HeldBy("relay")})
+    assert "0 segments now. Of 2 they are not here" in run("ask", "--data", data, "--dry-run")
+    assert ledger.wanted_pictures("relay", 9) == ()
+    assert "the pictures of 1 segments now" in run("ask", "--data", data, "--human")
+    assert ledger.wanted_pictures("relay", 9) == ("h1/0",)
+    assert "1 segments now. Of 2 they are not here: of 2 they are asked for" in run("ask", "h1", "h2", "--data", data)
+    assert ledger.wanted_pictures("relay", 9) == ("h1/0", "h2/0")
+    with pytest.raises(ConfigError, match="buffer ask h1"):
+        run("export-episode", "h1", data / "h1.episode", "--data", data)
+    store.close()
+    ledger.close()
 
 
 def test_verify_names_damage_and_repair_lets_the_rest_serve_on(data: Path) -> None:

@@ -33,6 +33,9 @@ def test_versions_are_listed_frozen_and_pinned(house: House) -> None:  # noqa: F
         (["promote", "7"], RejectedError, "there is no policy version 7"),
         (["rollback"], RejectedError, "no earlier promoted version"),
         (["pin", "0"], RejectedError, "the fleet: no version is pinned"),
+        (["shadow", "0"], RejectedError, "no version is a shadow"),
+        (["shadow", "7"], RejectedError, "there is no policy version 7"),
+        (["shadow", "1", "--robot", "robot-0", "--robot", "robot-1"], RejectedError, "its weights are gone"),
         (["pin", "1", "--robot", "robot-9"], RejectedError, "there is no robot 'robot-9'"),
     ],
 )

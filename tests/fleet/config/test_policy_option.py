@@ -139,7 +139,7 @@ def test_an_edge_tells_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     make_keys(tmp_path / "keys", [GATEWAY, "robot-0"])
     options = EdgeOptions(recipe="fake", data=tmp_path, gateway="tcp://x:1", operator=False)
     edge = edge_processes(replace(options, overrides=Overrides(policy="echo:small")))
-    assert set(edge._commands) == {"robot", "control", "inference", "uplink"}
+    assert set(edge._commands) == {"robot", "control", "inference", "shadow", "uplink"}
     for command in edge._commands.values():
         assert command[command.index("--policy") + 1] == "echo:small"
         assert "--cpu-control" not in command
@@ -175,6 +175,24 @@ def test_a_policy_that_cannot_be_is_said_before_anything_is_there(
     with pytest.raises(ConfigError, match=words):
         Up(options(tmp_path / "d", overrides=Overrides(**overrides)))
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        ({}, None),
+        ({"horizon": 8}, {"horizon": 8}),
+        (
+            {"horizon": 8, "runtime": {"device": "cuda:1", "compile": True, "dtype": "bfloat16"}},
+            {"horizon": 8, "runtime": {"device": "cpu", "compile": False, "dtype": "bfloat16"}},
+        ),
+    ],
+)
+def test_a_shadow_leaves_graphics_cards_alone(given: dict[str, object], config: dict[str, object] | None) -> None:
+    overrides = Overrides(policy="echo:/a/run", policy_config=json.dumps(given) if given else "", speed_up=2)
+    choice = overrides.on_cpu().choice()
+    assert choice == PolicyChoice("echo", "/a/run", config or {}) and overrides.on_cpu().speed_up == 2
+    assert Overrides().on_cpu() == Overrides()
 
 
 def test_one_policy_for_ever(tmp_path: Path) -> None:

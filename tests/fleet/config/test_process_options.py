@@ -11,6 +11,7 @@ import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloud_learner.rollout.config import RolloutConfig
 from fleet.cli.options import command
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import (
@@ -102,3 +103,12 @@ def test_a_process_takes_only_the_overrides_that_concern_it() -> None:
 
 def test_what_tells_processes_apart_comes_first() -> None:
     assert EdgeOptions(name="arm", data=Path("d")).arguments()[:4] == ["--data", "d", "--name", "arm"]
+
+
+def test_canary_and_gate_are_what_was_asked_for_and_else_the_recipes() -> None:
+    usual = RolloutConfig(canary=0.1, gate_success=0.3, keep=5)
+    assert GatewayOptions(recipe="fake").rollout(usual) == usual
+    asked = GatewayOptions(recipe="fake", canary=0.5, gate_success=0.1).rollout(usual)
+    assert asked == RolloutConfig(canary=0.5, gate_success=0.1, keep=5)
+    with pytest.raises(ConfigError, match="gate_success is 2"):
+        UpOptions(recipe="fake", gate_success=2.0).check()

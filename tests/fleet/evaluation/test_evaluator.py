@@ -18,14 +18,17 @@ from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.clock import ManualClock
+from wire.errors import RejectedError
 from wire.messages import Message
 from wire.messages.gateway import (
+    GATE,
     Evaluate,
     Evaluation,
     FetchWeights,
     Hello,
     HelloAck,
     ReintroduceRequest,
+    Rejection,
     VersionAvailable,
     WeightBytes,
 )
@@ -149,6 +152,63 @@ def test_one_version_once(tmp_path: Path) -> None:
     assert bench.evaluator.done
     (found,) = bench.found()
     assert (found.number, found.episodes, found.label, found.first_seed) == (3, 4, "after", 2_000_000)
+    bench.robot.close()
+
+
+def ask(bench: Bench, number: int, first_seed: int, episodes: int = 2) -> Evaluate:
+    """As the gateway does."""
+    asked = Evaluate(number, episodes, first_seed, GATE)
+    bench.announce(number, bench.weights[number])
+    bench.server.send("evaluator", asked)
+    return asked
+
+
+def test_what_the_gateway_asks_for_is_measured_on_its_seeds_with_each_outcome(bench: Bench) -> None:
+    bench.announce(1, b"bad")
+    bench.turn()
+    bench.weights[2] = b"good"
+    ask(bench, 2, 3_000_000)
+    bench.turn()
+    ask(bench, 1, 3_000_000)
+    bench.turn()
+    curve, new, old = bench.found()
+    assert (curve.label, new.label, old.label) == ("cadence", GATE, GATE)
+    assert (new.number, new.first_seed, new.outcomes) == (2, 3_000_000, dict.fromkeys(TASKS, (True, True)))
+    assert (old.number, old.outcomes) == (1, dict.fromkeys(TASKS, (False, False)))
+    # the curve has its next point in its time, of what is new
+    bench.clock.advance(11 * SECOND)
+    bench.announce(2, b"good")
+    bench.turn()
+    assert [(one.number, one.label) for one in bench.found()[3:]] == [(2, "cadence")]
+
+
+def test_what_was_asked_for_twice_is_measured_once_and_said_twice(bench: Bench) -> None:
+    bench.weights[2] = b"good"
+    bench.evaluator._next_point_ns = 100 * SECOND
+    for _ in range(2):
+        ask(bench, 2, 3_000_000)
+        bench.turn()
+    first, second = bench.found()
+    assert first.started_ns == second.started_ns and first.outcomes == second.outcomes
+
+
+def test_what_nobody_waits_for_any_more_is_given_up(bench: Bench) -> None:
+    bench.weights |= {2: b"good", 3: b"bad"}
+    bench.evaluator._next_point_ns = 100 * SECOND
+    ask(bench, 2, 3_000_000, episodes=50)
+    bench.turn(10)
+    assert bench.evaluator.busy
+    ask(bench, 3, 3_000_000)
+    bench.turn()
+    assert [one.number for one in bench.found()] == [3]
+
+
+def test_one_that_measures_one_version_ends_when_that_is_not_to_be_had(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Evaluate(3, 4, 2_000_000, "after"))
+    bench.turn(2)
+    bench.server.send("evaluator", Rejection("version 3 cannot be measured: its weights are gone."))
+    with pytest.raises(RejectedError, match="version 3 cannot be measured"):
+        bench.turn(2)
     bench.robot.close()
 
 

@@ -134,7 +134,7 @@ def test_a_gateway_that_is_started_while_its_database_is_away_waits_and_hears_st
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(ConfigError, match="that is enough"):
-            builders.run_gateway(GatewayOptions(data=tmp_path, recipe="fake", port=0, web_port=0))
+            builders.run_gateway(GatewayOptions(data=tmp_path, recipe="fake", port=0, web_port=0, canary=0.2))
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)

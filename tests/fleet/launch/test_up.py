@@ -158,3 +158,19 @@ def test_the_version_of_a_minute_is_measured_at_the_end_beside_the_first_and_the
         ("evaluator-minute-2", "8"),
         ("evaluator-minute-4", "15"),
     ]
+
+
+def test_a_version_that_is_gone_is_passed_over_and_the_others_are_measured(up: Up, monkeypatch) -> None:
+    monkeypatch.setattr(up, "snapshot", lambda: {"version": {"number": 30}})
+    start = up.backend.start
+
+    def fail(part: ProcessSpec) -> None:
+        start(part)
+        gone = part.name == "evaluator-before"
+        why = "evaluator-before ended with exit status 1: version 1 cannot be measured: its weights are gone"
+        up.backend.parts[part.name] = ProcessState(running=False, starts=1, failed=why if gone else "")
+        up.backend.says += [why] * gone
+
+    monkeypatch.setattr(up.backend, "start", fail)
+    up._measure()
+    assert "its weights are gone" in up.dashboard.said[-1]

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from robot_edge.inference.slow_path import LatentBuffer, StampedLatent, seen_ns
 from tests import samples
+from tests.robot_edge.inference.thinking import seen
 from wire.types import Frame, Latent, Observation
 
 
 def thought(version: int, frame_ns: int, task: str = "reach") -> StampedLatent:
-    return StampedLatent(Latent(np.array([version], np.float32), frame_ns - 5, version), frame_ns, frame_ns + 1, task)
+    return StampedLatent(Latent(np.array([version], np.float32), frame_ns - 5, version), frame_ns, seen(frame_ns, task))
 
 
 def test_the_newest_of_each_version_and_task() -> None:

@@ -29,6 +29,7 @@ from wire.messages.gateway import (
     HelloAck,
     ReintroduceRequest,
     Rejection,
+    ThinkVersions,
     VersionAvailable,
     WeightBytes,
 )
@@ -38,7 +39,7 @@ from wire.transport.frame_ring import FrameRing
 from wire.transport.keys import make_keys
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.transport.shared_channel import SharedChannel
-from wire.transport.zmq_channel import ZmqClient
+from wire.transport.zmq_channel import ZmqClient, ZmqServer
 from wire.types import Frame, Observation, PolicyVersion
 
 MS = 1_000_000
@@ -108,7 +109,7 @@ class Beside:
         return Path(self._held.name) / name
 
     def adopt(self, number: int) -> None:
-        self.slow.adopt(Scripted(), version(number), str(self.path(f"v{number}")))
+        self.slow.adopt(Scripted(), version(number, self.path(f"v{number}")), str(self.path(f"v{number}")))
 
 
 def test_a_thought_comes_back_with_what_was_asked() -> None:
@@ -167,25 +168,25 @@ def test_a_thinker_that_forgot_everything_is_told_again() -> None:
 def test_the_wanted_version_first_and_the_old_one_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     beside = Beside()
     thinker, path = beside.thinker, beside.path
-    thinker.load(version(1), path("v1"))
+    thinker.load(version(1, path("v1")), path("v1"))
     assert thinker.answer(ThinkRequest(1, (2, 1), seen(10))).latent.version == 1  # type: ignore[union-attr]
-    assert not thinker.load(version(2), path("bad"))
+    assert not thinker.load(version(2, path("bad")), path("bad"))
     assert "version 2 is not thought with: no weights" in caplog.text
     assert not thinker.load(version(2), Path("/nowhere/at/all"))
-    assert thinker.load(version(2), path("v2"))
-    assert not thinker.load(version(3), path("bad"))
+    assert thinker.load(version(2, path("v2")), path("v2"))
+    assert not thinker.load(version(3, path("bad")), path("bad"))
     assert thinker.versions == (1, 2)
     for wanted in ((2, 1), (1,), (2,)):
         latent = thinker.answer(ThinkRequest(1, wanted, seen(10))).latent
         assert latent is not None
         assert (latent.version, latent.data[0]) == (wanted[0], ord(str(wanted[0])))
-    thinker.load(version(3), path("v3"))
+    thinker.load(version(3, path("v3")), path("v3"))
     assert thinker.versions == (2, 3)
     reply = thinker.answer(ThinkRequest(9, (1,), seen(10)))
     assert (reply.number, reply.latent, reply.versions) == (9, None, (2, 3))
     assert reply.error == "asked to think with version 1, but has 2 or 3."
     # The same number from another history takes the place of the one that had it.
-    thinker.load(version(3, "other"), path("other"))
+    thinker.load(version(3, path("other")), path("other"))
     latent = thinker.answer(ThinkRequest(1, (3,), seen(10))).latent
     assert latent is not None
     assert (thinker.versions, latent.data[0]) == ((2, 3), ord("X"))
@@ -208,7 +209,7 @@ BOMB = b"\xff\xd8\xff\xc0\x00\x0b\x08\xff\xff\xff\xff\x01\x01\x11\x00\xff\xd9"
 )
 def test_a_request_that_makes_no_sense_is_answered_with_the_reason(request_: ThinkRequest, words: str) -> None:
     beside = Beside()
-    beside.thinker.load(version(1), beside.path("v1"))
+    beside.thinker.load(version(1, beside.path("v1")), beside.path("v1"))
     assert words in beside.thinker.answer(request_).error
 
 
@@ -223,12 +224,12 @@ def smooth(frame_ns: int, value: int) -> Observation:
 class Served:
     """A think server between a gateway and robots, all in memory."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path, most: int = 2) -> None:
         self.gateway, end = memory_pair()
         self.robots = MemoryServer()
         self.clock = ManualClock()
         self.made: list[Scripted] = []
-        self.server = LatentServer("thinker-0", self.robots, end, LatentEncoder(self.make), weights, self.clock)
+        self.server = LatentServer("thinker-0", self.robots, end, LatentEncoder(self.make, most), weights, self.clock)
         self.data = b"weights of version 7"
 
     def make(self) -> Scripted:
@@ -240,6 +241,7 @@ class Served:
 
     def publish(self) -> None:
         made = PolicyVersion(7, hashlib.sha256(self.data).hexdigest(), len(self.data), 0, 0, 0, 0)
+        self.gateway.send(ThinkVersions((7,)))
         self.gateway.send(VersionAvailable(made, 1))
         self.server.poll()
         while (message := self.gateway.recv()) is not None:
@@ -269,6 +271,81 @@ def test_a_think_server_follows_the_gateway(tmp_path: Path) -> None:
     assert served.server._encoder.versions == (7,)
 
 
+def offer(served: Served, number: int, data: bytes) -> None:
+    made = PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), 0, 0, 0, 0)
+    served.gateway.send(VersionAvailable(made, 1))
+
+
+def serve(served: Served, files: dict[int, bytes], seconds: float = 1.0) -> None:
+    """Answer what the think server asks for."""
+    for _ in range(round(100 * seconds)):
+        served.clock.advance(10 * MS)
+        served.server.poll()
+        while (message := served.gateway.recv()) is not None:
+            if isinstance(message, FetchWeights) and message.number in files:
+                served.gateway.send(
+                    WeightBytes(message.number, message.offset, files[message.number][message.offset :])
+                )
+
+
+def test_it_thinks_with_as_many_versions_as_may_act(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served, files = Served(tmp_path, most=3), {number: bytes([number]) * 9 for number in range(1, 7)}
+    served.gateway.send(ThinkVersions((3, 1, 2)))
+    for number in (1, 2, 3):
+        offer(served, number, files[number])
+    serve(served, files)
+    encoder = served.server._encoder
+    assert encoder.versions == (3, 1, 2), "the most wanted first, and each of them"
+    # the one that nobody acts by any more stays until its place is needed
+    served.gateway.send(ThinkVersions((4, 2)))
+    offer(served, 4, files[4])
+    serve(served, files)
+    assert encoder.versions == (1, 2, 4)
+    served.gateway.send(ThinkVersions((4, 2, 5)))
+    offer(served, 5, files[5])
+    serve(served, files)
+    assert encoder.versions == (2, 4, 5)
+    # one called back to
+    served.gateway.send(ThinkVersions((1, 5)))
+    offer(served, 1, files[1])
+    serve(served, files)
+    assert set(encoder.versions) == {4, 5, 1}
+    assert len(served.made) == 3, "policies are used again"
+    # more than fit
+    served.gateway.send(ThinkVersions((5, 1, 6, 2)))
+    for number in (6, 2):
+        offer(served, number, files[number])
+    serve(served, files)
+    assert set(encoder.versions) == {5, 1, 6}
+    said = "robots may act by 4 versions at once, and this think server keeps 3: version 2 is not thought with."
+    assert said in caplog.text
+    for number, robot in ((6, "robot-0"), (2, "robot-1")):
+        line = served.line(robot)
+        line.request(smooth(100, 40), (number,))
+        served.server.poll()
+        assert bool(line.pop()) == (number == 6)
+        assert (said in line.problem and "--versions 4" in line.problem) == (number == 2)
+    # and again none too many
+    served.gateway.send(ThinkVersions((5, 2)))
+    offer(served, 2, files[2])
+    serve(served, files)
+    assert {5, 2} <= set(encoder.versions)
+
+
+def test_a_version_that_cannot_be_had_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    served, files = Served(tmp_path, most=3), {1: b"1" * 9, 2: b"bad", 3: b"3" * 9}
+    served.gateway.send(ThinkVersions((2, 7, 3, 1)))
+    for number, data in files.items():
+        offer(served, number, data)
+    serve(served, files)
+    assert served.server._encoder.versions == (3,), "the fourth has no place"
+    # announced again, it is right
+    files[2] = b"2" * 9
+    offer(served, 2, files[2])
+    serve(served, files)
+    assert set(served.server._encoder.versions) == {3, 2}
+
+
 def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
     served = Served(tmp_path)
     served.publish()
@@ -283,6 +360,49 @@ def test_several_robots_are_served_in_turn(tmp_path: Path) -> None:
         assert thought.seen_ns == 100 + at
         assert abs(thought.latent.data[2] - 40 * at) <= 2
     assert served.made[-1].thoughts == [100, 101, 102]
+
+
+def test_what_can_wait_comes_after_all_others(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.publish()
+    shadow, acting = served.robots.connect("robot-0@2"), served.robots.connect("robot-0")
+    shadow.send(ThinkRequest(1, (7,), seen(1), can_wait=True))
+    for number in (2, 3):
+        acting.send(ThinkRequest(number, (7,), seen(number)))
+        served.server.poll()
+    assert served.made[-1].thoughts == [2, 3]
+    served.server.poll()
+    assert served.made[-1].thoughts == [2, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_robot_and_its_shadow_ask_by_one_key(tmp_path: Path) -> None:
+    """Real ZeroMQ: the answer to one never goes to the other."""
+    make_keys(tmp_path / "keys", ["gateway", "robot-0"])
+    robots = ZmqServer("tcp://127.0.0.1:*", tmp_path / "keys", apart=True)
+    thinker = LatentEncoder(Scripted)
+    for number in (1, 2):
+        (tmp_path / f"v{number}").write_bytes(bytes([number]))
+        thinker.load(version(number, tmp_path / f"v{number}"), tmp_path / f"v{number}")
+    server = LatentServer("thinker", robots, memory_pair()[0], thinker, tmp_path / "cache", MonotonicClock())
+    lines = [ZmqClient(robots.endpoint, "robot-0", tmp_path / "keys") for _ in range(2)]
+    paths = [RemoteSlowPath(line, MonotonicClock(), can_wait=bool(number)) for number, line in enumerate(lines)]
+    got: list[list[int]] = [[], []]
+    deadline = time.monotonic() + 60
+    while min(map(len, got)) < 50:
+        assert time.monotonic() < deadline, got
+        assert not any("no answer" in path.problem for path in paths)
+        for number, path in enumerate(paths, 1):
+            now = time.monotonic_ns()
+            path.request(smooth(now, 40), (number,))
+            got[number - 1] += [thought.latent.version for thought in path.pop()]
+        time.sleep(0.005)
+        for _ in range(2):
+            server.poll()
+    assert [set(one) for one in got] == [{1}, {2}]
+    for path in paths:
+        path.close()
+    robots.close()
 
 
 def test_nobody_but_robots_is_thought_for(tmp_path: Path) -> None:
@@ -348,7 +468,7 @@ class Robot:
 
     def load(self, number: int, path: Path) -> None:
         path.write_bytes(bytes([number]))
-        self.uplink.send(LoadWeights(version(number), str(path)))
+        self.uplink.send(LoadWeights(version(number, path), str(path)))
         self.inference.poll()
 
     def ask(self) -> ChunkReply:
@@ -424,7 +544,7 @@ from wire.transport.zmq_channel import ZmqServer
 place, endpoint, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 thinker = LatentEncoder(Scripted)
 (place / f"v{number}").write_bytes(bytes([number]))
-thinker.load(version(number), place / f"v{number}")
+thinker.load(version(number, place / f"v{number}"), place / f"v{number}")
 robots = ZmqServer(endpoint, place / "keys")
 server = LatentServer("thinker-0", robots, memory_pair()[0], thinker, place / "cache", MonotonicClock())
 print("ready", flush=True)
@@ -483,7 +603,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
     thinker = served.server._encoder
     for number in (1, 2):
         (tmp_path / str(number)).write_bytes(bytes([number]))
-    thinker.load(version(1), tmp_path / "1")
+    thinker.load(version(1, tmp_path / "1"), tmp_path / "1")
     near, far = memory_pair()
     uplink, inference_uplink = memory_pair()
     clock = MonotonicClock()
@@ -507,12 +627,12 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
         assert isinstance(reply, ChunkReply)
         made.append(reply.chunk.version if reply.chunk else 0)
 
-    uplink.send(LoadWeights(version(1), str(tmp_path / "1")))
+    uplink.send(LoadWeights(version(1, tmp_path / "1"), str(tmp_path / "1")))
     deadline = time.monotonic() + 60
     while not made or made[-1] != 1:
         ask(len(made))
         assert time.monotonic() < deadline
-    uplink.send(LoadWeights(version(2), str(tmp_path / "2")))
+    uplink.send(LoadWeights(version(2, tmp_path / "2"), str(tmp_path / "2")))
     while inference._swap.waiting is None:
         ask(len(made))
         assert time.monotonic() < deadline
@@ -520,7 +640,7 @@ def test_a_new_version_waits_for_a_think_server_that_has_it(tmp_path: Path) -> N
     for _ in range(20):
         ask(len(made))
     assert set(made[started:]) == {1}
-    thinker.load(version(2), tmp_path / "2")
+    thinker.load(version(2, tmp_path / "2"), tmp_path / "2")
     for _ in range(4):
         ask(len(made))
     assert made[-1] == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from pathlib import Path
 
 import numpy as np
 
 from tests import samples
-from wire.errors import PolicyError, WeightsError
+from wire.errors import HalfLoadedError, PolicyError, WeightsError
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, PolicyVersion, Prefix, ResidualPolicy
 
 
@@ -56,11 +58,19 @@ class Scripted:
         time.sleep(self._load_s)
         if weights == b"bad":
             raise WeightsError("no weights")
+        if weights == b"half":
+            self.weights, self.version = b"HALF", 0
+            raise HalfLoadedError("only a part of them was loaded")
+        if weights == b"odd":
+            self.weights = b"ODD"
+            raise RuntimeError("who knows")
         self.weights, self.version = weights, version
 
 
-def version(number: int, sha256: str = "s") -> PolicyVersion:
-    return PolicyVersion(number, sha256, 1, 0, 0, 0, 0)
+def version(number: int, weights: bytes | Path = b"good") -> PolicyVersion:
+    """`weights`, or the file that has them, as they arrived."""
+    data = weights if isinstance(weights, bytes) else weights.read_bytes() if weights.exists() else b""
+    return PolicyVersion(number, hashlib.sha256(data).hexdigest(), len(data), 0, 0, 0, 0)
 
 
 def seen(frame_ns: int, task: str = "reach", time_ns: int | None = None) -> Observation:

@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from pathlib import Path
 
-from robot_edge.relay.chunk_relay import ChunkRelay
+from robot_edge.relay.server import SiteRelay
 from robot_edge.uplink.weights.client import WeightClient
 from tests import samples
 from wire.clock import ManualClock
@@ -28,7 +28,7 @@ class Site:
         self.versions: dict[int, bytes] = {}
         self.server = MemoryServer()
         self.far, near = memory_pair()
-        self.relay = ChunkRelay("relay", self.server, near, self.clock)
+        self.relay = SiteRelay("relay", self.server, near, self.clock)
         self.sent_bytes = 0
         self.lies: dict[int, bytes] = {}
         """by offset: what the relay is sent instead"""
@@ -41,7 +41,7 @@ class Site:
             for number, ((_, channel), link) in enumerate(zip(self.lines, self.links, strict=True))
         ]
         for client in self.clients:
-            client.set_signing_key(self.signer.public)
+            client.check.key = self.signer.public
 
     def publish(self, number: int, size: int) -> PolicyVersion:
         data = self.versions[number] = samples.weights(number, size)
@@ -102,8 +102,8 @@ def test_sixteen_robots_cost_the_uplink_one_version(tmp_path: Path) -> None:
     size = 10 * CHUNK_BYTES + 5000
     site.publish(1, size)
     took_s = site.run(30)
-    assert site.sent_bytes == site.relay.fetched_bytes == size
-    assert site.relay.served_bytes == 16 * size
+    assert site.sent_bytes == site.relay.chunks.fetched_bytes == size
+    assert site.relay.chunks.served_bytes == 16 * size
     assert took_s < 1.3 * size / 2e6 + 1, "passed on while it comes"
     for client in site.clients:
         assert client.ready is not None and client.ready[1].read_bytes() == site.versions[1]
@@ -146,7 +146,7 @@ def test_what_is_no_question_for_a_chunk_is_refused(tmp_path: Path) -> None:
     good = FetchWeights(1, 0, 10, False, bytes(32))
     for peer, message in (
         (stranger, good),
-        (site.links[0], Heartbeat(1)),
+        (site.links[0], VersionAvailable(PolicyVersion(1, "", 1, 0, 1, 1, 1), 1)),
         *(
             (site.links[0], FetchWeights(*asked))
             for asked in (
@@ -167,19 +167,3 @@ def test_what_is_no_question_for_a_chunk_is_refused(tmp_path: Path) -> None:
         site.links[0].send(good)
     site.relay.poll()
     assert site.relay.refused["too_often"] > 100, "what one robot waits for is bounded"
-
-
-def test_what_is_announced_before_the_gateway_said_its_key_waits_for_that_and_comes_by_the_relay(
-    tmp_path: Path,
-) -> None:
-    site = Site(tmp_path, 2, bytes_per_s=1e7)
-    for client in site.clients:
-        client.set_signing_key(b"")
-    site.publish(1, 3 * CHUNK_BYTES)
-    for _ in range(20):
-        site.tick()
-    assert all(client.fetched_bytes == 0 for client in site.clients)
-    for client in site.clients:
-        client.set_signing_key(site.signer.public)
-    site.run(30)
-    assert site.relay.served_bytes == 2 * 3 * CHUNK_BYTES

@@ -11,6 +11,7 @@ from robot_edge.uplink.metrics import UplinkMetrics
 from tests.cloud_learner.operator.fakes import edge_status
 from tests.robot_edge.uplink.test_server import SECOND, Desk
 from wire.messages.gateway import HelloAck, ReintroduceRequest, VersionAvailable
+from wire.messages.local import SwapReverted
 from wire.types import PolicyVersion
 
 
@@ -54,3 +55,18 @@ def test_a_link_that_is_cut_shows_by_its_age_and_what_waits_for_it(desk: Desk) -
     desk.server.send("robot-0", HelloAck("c", 1, 1))
     desk.uplink.poll()
     assert figures(desk)["edge_accepted"] == 1
+
+
+def test_a_swap_that_was_taken_back_is_counted(desk: Desk) -> None:
+    version = PolicyVersion(5, "a" * 64, 1, 4, 1, 1, 1)
+    for damaged in (True, True, False):
+        desk.inference.send(SwapReverted(version, damaged))
+    desk.uplink.poll()
+    families = UplinkMetrics(desk.uplink, desk.clock).collect()
+    counts = {
+        sample.labels["reason"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "vla_fleet_edge_refused_weights_total"
+    }
+    assert counts == {"damaged_file": 2, "half_loaded": 1}

@@ -247,6 +247,9 @@ def test_what_a_key_may_teach_changes_while_its_robot_is_connected(keys: Path, s
         wait_any([server, client], 0.02)
         server.recv()
     assert server.may_teach("robot-0") == {"script"} and server.may_teach("robot-1") == frozenset()
+    record = server.key_record("robot-1")
+    assert record is not None and record.role == "edge", "whether it has spoken or not"
+    assert server.key_record("robot-99") is None
     # Its connection was cut, and what was on the way with it; it comes back by itself.
     assert any(exchange(server, client, Heartbeat(2), 2.0) is not None for _ in range(30))
     assert server.may_teach("robot-0@2") == {"script"}

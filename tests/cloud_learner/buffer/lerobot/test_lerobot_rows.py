@@ -12,6 +12,7 @@ from cloud_learner.buffer.lerobot.resampling import Steps, resampled
 from cloud_learner.buffer.lerobot.rows import choose_rate, image_keys, pieces_of, row_spec, steps_of
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import ConfigError
+from wire.identity.sealing import without_pictures
 from wire.types import CommandType, Dimension, RobotSpec
 
 SPEC = fake_spec(cameras=1)
@@ -62,6 +63,13 @@ def test_a_missing_segment_cuts_and_what_it_brought_is_not_used() -> None:
     short = msgspec.structs.replace(frames, times_ns=frames.times_ns[1:], encoded=frames.encoded[1:])
     cut = steps_of([segments[0], msgspec.structs.replace(third, frames={"camera0": short}), segments[3]], SPEC)
     assert ticks_of(pieces_of(*cut, frozenset())) == [(0, 10), (24, 40)]
+
+
+def test_steps_that_saw_a_picture_that_is_held_back_are_left_out() -> None:
+    segments = fake_episode(SPEC, "e", steps=40, segment_steps=10, seed=1)
+    held = [segments[0], without_pictures(segments[1]), *segments[2:]]
+    # those of tick 16 were seen until tick 19, and those of tick 8 until tick 11
+    assert ticks_of(pieces_of(*steps_of(held, SPEC), frozenset())) == [(0, 12), (20, 40)]
 
 
 def test_only_the_asked_actors_remain() -> None:

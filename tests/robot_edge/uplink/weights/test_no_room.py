@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -135,8 +136,8 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing_and_the_next_announcement_tr
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"spec_hash": "another"}, "is for robot spec another"),
-        ({"runtime": RUNTIME + 1}, "needs runtime"),
+        ({"spec_hash": "another"}, "is for robot spec another, .* start it with the fleet's recipe, or have it join"),
+        ({"runtime": RUNTIME + 1}, "version 1 needs runtime .*: install the gateway's vla-fleet"),
         ({"chunks": b""}, "hashes of other than all its chunks"),
         ({"version": version_of(2, b"x")}, "a manifest of another version"),
     ],
@@ -148,13 +149,14 @@ def test_a_version_whose_manifest_does_not_fit_is_not_fetched(
     good = Manifest(version_of(1, data), hash_bytes(data), spec_hash=SPEC.hash)
     manifest = msgspec.msgpack.encode(msgspec.structs.replace(good, **change))
     client: WeightClient = fleet.client
-    client.set_signing_key(signer.public)
+    client.check.key = signer.public
     client.handle_message(VersionAvailable(good.version, 1, manifest, signer.sign(manifest)))
-    assert says in client.fault and client.refused["manifest"] == 1
+    assert re.search(says, client.fault) and client.refused["manifest"] == 1
     assert client._wanted is None
     # nor one that was signed by somebody else
     manifest = msgspec.msgpack.encode(good)
     client.handle_message(VersionAvailable(good.version, 1, manifest, Signer(b"y" * 32).sign(manifest)))
     assert "did not sign" in client.fault and client._wanted is None
+    assert "connect this robot to its own fleet's gateway" in client.fault
     client.handle_message(VersionAvailable(good.version, 1, manifest, signer.sign(manifest)))
     assert client.fault == "" and client._wanted is not None

@@ -222,3 +222,20 @@ def test_a_gateway_whose_file_is_damaged_is_asked_now_and_then(fleet: Fleet) -> 
     assert fleet.client.fetched_bytes - before < 4 * len(fleet.files[number])
     path.write_bytes(fleet.files[number])
     fleet.fetch(number)
+
+
+def test_a_file_that_changed_here_before_it_was_loaded_is_fetched_again_when_it_is_announced(fleet: Fleet) -> None:
+    number = fleet.publish()
+    fleet.fetch(number)
+    assert fleet.robot.ready is not None
+    version, path = fleet.robot.ready
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    fleet.client.on_reverted(version, "damaged_file")
+    assert fleet.robot.ready is None and fleet.client.refused["damaged_file"] == 1
+    fleet.call_back(number)
+    assert fleet.fetch(number) == len(fleet.files[number])
+    # one that is right is loaded again without being fetched
+    fleet.client.on_reverted(version, "half_loaded")
+    fleet.call_back(number)
+    assert fleet.fetch(number) == 0

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
+from cloud_learner.dispatch.dispatcher import Dispatcher
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
-from cloud_learner.gateway.rollout_service import RolloutService
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
+from cloud_learner.gateway.versions.rollout_service import RolloutService
 from cloud_learner.operator.view import FleetView
+from cloud_learner.rollout.commands import require_version
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
@@ -26,12 +28,13 @@ from wire.messages.gateway import (
     Publish,
     Published,
     Rejection,
+    ShadowRequest,
     VersionActivated,
     VersionAvailable,
     WeightBytes,
 )
 from wire.task_thread import Task, TaskQueue, TaskThread
-from wire.types import PolicyVersion, Role
+from wire.types import PolicyVersion, RobotSpec, Role
 
 _ANNOUNCEMENTS = 10_000
 _FETCHES_AT_ONCE = 16
@@ -44,7 +47,7 @@ class VersionService:
     """For the gateway's loop; what reads or writes files or asks the ledger is a task of `tasks`."""
 
     pinned_version: Callable[[str], int]
-    """the version that a robot is to keep for its job, 0: none; set before the first message comes"""
+    """the version that a robot is to keep for its job, 0: none; `follow` sets it before the first message comes"""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class VersionService:
         clock: Clock,
         refused: Counter[str],
         rollout: RolloutConfig,
+        spec: RobotSpec,
     ) -> None:
         """Asks the ledger for the versions there are. Raises `StorageError`."""
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
@@ -72,20 +76,40 @@ class VersionService:
         self._upload_bytes: Counter[str] = Counter()
         self._newest = weights.newest()
         self.signing_key = weights.signing_key
-        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
-        self.rollout.announce = self.announce
+        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, spec, clock)
+        self.rollout.send, self.rollout.announce = channel.send, self.announce
+        self.rollout.request_shadow = self.request_shadow
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
+        self.rollout.evaluators.announce, self.rollout.evaluators.send = self.announce, channel.send
+
+    def follow(self, dispatcher: Dispatcher) -> None:
+        """Its jobs may keep robots at a version, but at none that is gone."""
+
+        def require_weights(number: int) -> None:
+            state = self.rollout.controller.state()
+            if number in state.versions:
+                require_version(state, number)
+
+        self.pinned_version, dispatcher.require_weights = dispatcher.pinned_version, require_weights
 
     # --- in -----------------------------------------------------------------------------------------------------
 
     def begin(self, peer: str, publish: Publish) -> None:
         """A trainer offers a version."""
 
+        # heartbeats behind it are answered behind what is said of it
+        self._upload_bytes[peer] += 0
+
         def begun(known: PolicyVersion | None) -> None:
+            self._taken(peer, 0)
             if known is not None:
                 self._channel.send(peer, Published(known.number))
 
-        self.tasks.submit(Task(partial(self._weights.begin, publish), begun, partial(self._refuse, peer)))
+        def refused(error: Exception) -> None:
+            self._taken(peer, 0)
+            self._refuse(peer, error)
+
+        self.tasks.submit(Task(partial(self._weights.begin, publish), begun, refused))
 
     def receive(self, peer: str, part: WeightBytes) -> None:
         """A part of a version that was offered."""
@@ -139,14 +163,15 @@ class VersionService:
     # --- out ----------------------------------------------------------------------------------------------------
 
     def announce(self, peer: str, number: int | None) -> None:
-        """Tell `peer` that it is to have a version; None: the one that is for it now."""
+        """Tell `peer` that it is to have a version; None: the one that is for it now. Whoever was not welcomed yet is
+        told then."""
+        if not self._welcomed(peer):
+            return
         pinned = self.pinned_version(peer)
         if pinned and number not in (None, pinned):
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
-        # a robot may have a job before it is back
-        role = known.role if (known := self._peers.get(peer)) is not None else Role.edge
-        number = pinned or number or self.rollout.version_for(peer, role)
+        number = pinned or number or self.rollout.version_for(peer, self._peers[peer].role)
         if self._newest is not None and self._newest.version.number == number:
             self._send(peer, self._newest)
         if not number or (self._newest is not None and self._newest.version.number == number):
@@ -160,13 +185,42 @@ class VersionService:
 
         self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
 
+    def announce_to_measure(self, peer: str, number: int) -> None:
+        """An evaluator is to measure this one. One whose file is gone is refused: it would be waited for in vain."""
+
+        def found(is_gone: bool) -> None:
+            if is_gone:
+                text = f"version {number} cannot be measured: its weights are gone, as only the newest are kept."
+                self._channel.send(
+                    peer, Rejection(f"{text} Measure a newer one, and pin what is to be measured later.")
+                )
+            else:
+                self.announce(peer, number)
+
+        self.tasks.submit(Task(partial(self._weights.is_gone, number), found, partial(self._refuse, peer)))
+
+    def request_shadow(self, robot: str, number: int) -> None:
+        """Have `robot` compute a version without acting by it; 0: none."""
+        if not number:
+            self._channel.send(robot, ShadowRequest(None))
+            return
+
+        def found(offer: VersionOffer | None) -> None:
+            if offer is not None and self._welcomed(robot):
+                self._channel.send(robot, ShadowRequest(_available(offer, self._clock.now_ns())))
+
+        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, robot)))
+
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
+        self._peers[peer].welcomed = True
         self.rollout.forget(peer)
         if role == Role.evaluator:
             self.announce(peer, None)
         elif role in (Role.edge, Role.thinker):
             self.rollout.poll()
+        if self.pinned_version(peer):
+            self.announce(peer, None)
 
     def serve(self, peer: str, request: FetchWeights | FetchDeltas) -> None:
         """Send a part of a version, or say by which deltas it can be had."""
@@ -208,6 +262,7 @@ class VersionService:
     def note_evaluation(self, evaluation: Evaluation, wall_ns: int) -> None:
         """A version was measured."""
         peer_checks.check_evaluation(evaluation)
+        self.rollout.on_evaluation(evaluation)
 
         def noted(is_news: bool) -> None:
             if is_news:
@@ -221,12 +276,18 @@ class VersionService:
         if self._fetching[peer] <= 0:
             del self._fetching[peer]
 
+    def _welcomed(self, peer: str) -> bool:
+        known = self._peers.get(peer)
+        return known is not None and known.welcomed
+
     def _send(self, peer: str, offer: VersionOffer) -> None:
-        version, manifest, signature, delta = offer
+        if not self._welcomed(peer):
+            return  # it was started again meanwhile
+        version = offer.version
         announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
         if len(self._announced_ns) > _ANNOUNCEMENTS:
             self._announced_ns.popitem(last=False)
-        self._channel.send(peer, VersionAvailable(version, announced_ns, manifest, signature, delta))
+        self._channel.send(peer, _available(offer, announced_ns))
 
     def _refuse(self, peer: str, error: Exception) -> None:
         if isinstance(error, StorageError):
@@ -238,3 +299,8 @@ class VersionService:
             raise error
         self._refused[RefusalReason.rejected] += 1
         self._channel.send(peer, Rejection(str(error)))
+
+
+def _available(offer: VersionOffer, announced_ns: int) -> VersionAvailable:
+    version, manifest, signature, delta = offer
+    return VersionAvailable(version, announced_ns, manifest, signature, delta)

@@ -13,10 +13,19 @@ import pytest
 from cloud_learner.rollout.config import RolloutConfig
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
-from tests.cloud_learner.dispatch.hall import SPEC, Hall
+from tests.cloud_learner.dispatch.hall import SPEC, Hall, canary
 from tests.cloud_learner.fake_edge import FakeEdge
-from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import Ack, EdgeStatus, Hello, Published, Rejection, VersionAvailable
+from wire.messages.fleet import ChangeVersions, Response, SubmitJob, VersionAction, VersionStatus
+from wire.messages.gateway import (
+    Ack,
+    EdgeStatus,
+    Hello,
+    HelloAck,
+    Published,
+    Rejection,
+    ThinkVersions,
+    VersionAvailable,
+)
 from wire.transport.memory_channel import MemoryClient
 from wire.types import Actor, Episode
 
@@ -177,7 +186,7 @@ def test_people_freeze_thaw_pin_promote_and_go_back(tmp_path: Path) -> None:
         ("pin", 1, "robot-9", "no robot 'robot-9'"),
         ("pin", 0, "robot-1", "robot 'robot-1': no version is pinned"),
         ("pin", -1, "", "no policy version -1"),
-        ("retire", 1, "", "versions can be list, promote, rollback, pin, freeze, thaw, not 'retire'"),
+        ("retire", 1, "", "versions can be list, promote, rollback, pin, shadow, freeze, thaw, not 'retire'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(
@@ -252,6 +261,19 @@ def test_files_that_nobody_needs_go_and_no_others(tmp_path: Path) -> None:
         console = hall.peer(name)
     change(hall, console, VersionAction.rollback)
     assert acting(hall) == [7, 2, 7, 7, 7]
+
+
+def test_what_is_gone_can_be_neither_pinned_nor_evaluated_and_the_way_out_is_named(tmp_path: Path) -> None:
+    hall = fleet(tmp_path, RolloutConfig(keep=2, room_bytes=0.0), versions=8)
+    console = hall.peer()
+    for robot in ("", NAMES[0]):
+        said = change(hall, console, VersionAction.pin, 3, robot).refused
+        assert "version 3: its weights are gone" in said and "Choose a newer version, and pin" in said
+    said = hall.ask(console, SubmitJob(1, canary(version=3))).refused
+    assert "version 3: its weights are gone" in said and "Choose a newer version" in said
+    assert "there is no policy version 9" in hall.ask(console, SubmitJob(1, canary(version=9))).refused
+    assert not hall.ask(console, SubmitJob(1, canary(version=7))).refused
+    assert acting(hall) == [8] * 5 and [job for job in hall.jobs(console) if job == "canary"]
 
 
 def test_a_file_that_was_restored_is_to_be_had_again(tmp_path: Path) -> None:
@@ -359,13 +381,47 @@ def test_a_fleet_that_kept_nothing_yet_stays_with_its_newest_version(tmp_path: P
     assert sorted(acting(hall)) == [5, 5, 5, 5, 6]
 
 
-def test_a_thinker_has_both(tmp_path: Path) -> None:
+def test_a_thinker_has_all_that_may_act(tmp_path: Path) -> None:
     hall = fleet(tmp_path, versions=1)
     thinker = hall.server.connect("thinker")
     thinker.send(Hello("thinker", "thinker", "c", 1))
     hall.gateway.poll()
     publish(hall, 2)
     hall.gateway.poll()
-    told = [message.version.number for message in hall.received(thinker) if isinstance(message, VersionAvailable)]
-    assert told == [1, 2]
+    received = hall.received(thinker)
+    assert [message.version.number for message in received if isinstance(message, VersionAvailable)] == [1, 2]
+    assert [message.numbers for message in received if isinstance(message, ThinkVersions)] == [(1,), (1, 2)]
+    for number in (3, 4):
+        publish(hall, number)
+    change(hall, hall.peer(), VersionAction.pin, 3, NAMES[1])
+    change(hall, hall.peer("console@2"), VersionAction.pin, 4, NAMES[2])
+    received = hall.received(thinker)
+    assert [message.version.number for message in received if isinstance(message, VersionAvailable)] == [3, 4]
+    assert [message.numbers for message in received if isinstance(message, ThinkVersions)][-1] == (1, 2, 4, 3)
     assert msgspec.json.decode(hall.ledger.kept_rollout())["canary"] == 2
+
+
+def test_no_version_is_announced_before_the_peer_knows_the_key(tmp_path: Path) -> None:
+    """Robots, thinkers and evaluators that say hello, and again after a restart of theirs or the gateway's."""
+    hall = fleet(tmp_path, RolloutConfig(), versions=1)
+    names = {
+        "robot-9": Hello("robot-9", "edge", "c", 1, 7, SPEC, ("reach",)),
+        "thinker": Hello("thinker", "thinker", "c", 1),
+    }
+    names["evaluator"] = Hello("evaluator", "evaluator", "c", 1)
+    peers = {name: hall.server.connect(name) for name in names}
+    for number in range(2, 6):
+        for name, peer in peers.items():
+            # the ledger answers for a robot later: what is published meanwhile must not reach it before that
+            peer.send(msgspec.structs.replace(names[name], pid=number))
+        publish(hall, number)
+        hall.pass_time(1)
+        for name, peer in peers.items():
+            kinds = [type(one) for one in hall.received(peer) if isinstance(one, HelloAck | VersionAvailable)]
+            assert kinds[0] is HelloAck and VersionAvailable in kinds, name
+        if number % 2:
+            hall = hall.killed()
+    versions = hall.gateway._versions
+    versions.announce("robot-9", 5)
+    hall.gateway.poll()
+    assert not any(isinstance(one, VersionAvailable) for one in hall.received(peers["robot-9"]))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway.peers import KnownPeer
 from cloud_learner.gateway.storage.weight_store import WeightStore
+from cloud_learner.gateway.versions.evaluators import Evaluators
+from cloud_learner.gateway.versions.open_episodes import OpenEpisodes
+from cloud_learner.operator.version_statuses import version_statuses
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.controller import RolloutController
@@ -22,35 +23,22 @@ from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionRec
 from cloud_learner.rollout.retention import removable
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
+from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
-from wire.messages.gateway import ACTORS, EdgeStatus, Segment
+from wire.messages.gateway import EdgeStatus, Evaluation, Segment, ShadowReport, ThinkVersions
 from wire.task_thread import Task, TaskQueue
-from wire.types import Actor, EpisodeOutcome, EpisodeSource, PolicyVersion, Role
+from wire.types import EpisodeSource, PolicyVersion, RobotSpec, Role
 
 log = logging.getLogger(__name__)
 
-_JUDGED: Mapping[str, bool | None] = {
-    EpisodeOutcome.success: True,
-    EpisodeOutcome.failure: False,
-    EpisodeOutcome.unjudged: None,
-}
-_OPEN_EPISODES = 1000
-_SHOWN = 50
-_POLICY = ACTORS.index(Actor.policy)
 _AWAY_NS = 600_000_000_000
 """a robot that says nothing for so long tries nothing; nor does one that is not back so long after a restart"""
+_MOST_FAULTS, _FAULT_CHARS = 10_000, 300
+"""of one report"""
+_THOUGHT_WITH = 16
+"""versions that a think server is told of at most"""
 _AGAIN_NS, _LONGEST_AGAIN_NS = 10_000_000_000, 320_000_000_000
 """until a robot that runs something else is told again; each time twice as long"""
-
-
-class _OpenEpisode(msgspec.Struct):
-    began_ns: int = 0
-    versions: set[int] = set()
-    """that chose an action of it"""
-    segments: int = 0
-    whole: bool = True
-    steps: int = 0
-    stopped: bool = False
 
 
 class _Mismatch(NamedTuple):
@@ -65,8 +53,12 @@ class _Mismatch(NamedTuple):
 class RolloutService:
     """For the gateway's loop; what touches files is a task."""
 
+    send: Callable[[str, Message], object]
+    """set before the first call"""
     announce: Callable[[str, int | None], None]
-    """tell a peer of a version; set before the first call"""
+    """tell a peer of a version; as well"""
+    request_shadow: Callable[[str, int], None]
+    """have a robot compute a version without acting by it, 0: none; as well"""
     pinned_version: Callable[[str], int]
     """the version that a robot is to keep for its job, 0: none; as well"""
 
@@ -79,18 +71,24 @@ class RolloutService:
         notes: Notes,
         view: FleetView,
         peers: Mapping[str, KnownPeer],
+        spec: RobotSpec,
         clock: Clock,
     ) -> None:
         """Go on from what the ledger keeps. Raises `StorageError`."""
+        self._spec = spec
         self._ledger, self._weights, self._tasks, self._notes = ledger, weights, tasks, notes
         self._view, self._peers, self._clock = view, peers, clock
-        self._episodes: OrderedDict[str, _OpenEpisode] = OrderedDict()
+        self._episodes = OpenEpisodes()
         self._told: dict[str, int] = {}
         """what each robot was told to run last"""
-        self._told_thinkers: dict[str, set[int]] = {}
+        self._told_thinkers: dict[str, tuple[int, ...]] = {}
+        self._told_shadow: dict[str, int] = {}
+        self._compared = False
+        """a shadow was reported of since that was kept"""
         self._mismatches: dict[str, _Mismatch] = {}
         self._acting: dict[str, int] = {}
         self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
+        self.evaluators = Evaluators(self.controller, peers, clock)
         versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
         # Nothing is kept: robots run the newest.
         for version in versions if known else reversed(versions):
@@ -116,7 +114,7 @@ class RolloutService:
         controller = self.controller
         if role != Role.evaluator:
             return controller.current
-        return max((controller.current, controller.canary, *self._candidates()))
+        return self.evaluators.wanted_of(peer) or max((controller.current, controller.canary, *self._candidates()))
 
     def on_version(self, version: PolicyVersion) -> None:
         """It is here, and passed the gate."""
@@ -125,10 +123,15 @@ class RolloutService:
         kept = self._records()
         self._versions = {number: one for number, one in self._versions.items() if number in kept}
         self._apply()
-        for name, known in list(self._peers.items()):
-            if known.role == Role.evaluator and not known.rejected:
-                self.announce(name, None)
+        for name in self.evaluators.present():
+            self.announce(name, None)
         self._prune()
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """A version was measured."""
+        if self.evaluators.on_evaluation(evaluation):
+            self._apply()
+            self.evaluators.poll()
 
     def on_activation(self, robot: str, number: int) -> None:
         """A robot runs it."""
@@ -137,8 +140,7 @@ class RolloutService:
     def on_status(self, status: EdgeStatus) -> None:
         """Whether somebody stopped a robot in mid-episode, and whether it runs what it was told to."""
         if status.stop.stops and status.episode:
-            # perhaps before the first segment of it
-            self._open(status.episode).stopped = True
+            self._episodes.stop(status.episode)
         robot, now_ns = status.robot, self._clock.now_ns()
         self._acting[robot] = status.version
         wanted = self.pinned_version(robot) or self._told.get(robot, status.version)
@@ -153,32 +155,29 @@ class RolloutService:
             self._mismatches[robot] = _Mismatch(wanted, now_ns + wait_ns, wait_ns)
             self.announce(robot, None)
 
+    def on_shadow(self, report: ShadowReport) -> None:
+        """A robot computes a version without acting by it, or cannot. Raises `InvalidDataError`."""
+        robot, number = report.robot, report.number
+        report.difference.require_valid(self._spec.action_dim)
+        if number != self.controller.shadow or robot not in self.controller.shadow_robots():
+            # It did not hear that this is over.
+            self.request_shadow(robot, self._shadow_of(robot))
+            return
+        faults, fault = min(max(report.faults, 0), _MOST_FAULTS), report.fault[:_FAULT_CHARS]
+        self.controller.on_shadow(robot, number, report.difference, faults, fault)
+        self._compared = True
+
     def on_segment(self, segment: Segment, human_steps: int) -> None:
         """A segment was stored, for the first time; `human_steps` of its episode, with the last one."""
         episode = segment.episode
         if episode.source != EpisodeSource.online:
             return
-        found = self._open(episode.id)
-        if not found.segments:
-            known = self._peers.get(episode.robot)
-            offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
-            found.began_ns = int(segment.times_ns[0]) + offset_ns
-        if segment.index != found.segments:
-            # a part of it came before this gateway was started: nobody knows who acted in it
-            found.whole = False
-        found.segments = segment.index + 1
-        found.steps += segment.steps
-        found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
-        if not segment.last:
-            return
-        del self._episodes[episode.id]
-        if segment.outcome not in _JUDGED or not found.whole:
-            return  # broken off or thrown away: it says nothing about the policy
-        success = _JUDGED[segment.outcome]
-        share = min(1.0, human_steps / max(1, found.steps))
-        about = episode.robot, found.versions, episode.task, success, share, found.stopped
-        self.controller.on_episode(*about, found.began_ns, self._clock.now_ns())
-        self._apply()
+        known = self._peers.get(episode.robot)
+        offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
+        if (found := self._episodes.add(segment, human_steps, offset_ns)) is not None:
+            how = found.success, found.human_share, found.stopped, found.began_ns
+            self.controller.on_episode(episode.robot, found.versions, episode.task, *how, self._clock.now_ns())
+            self._apply()
 
     def poll(self) -> None:
         """Do what people at the page want, and see which robots there are."""
@@ -188,6 +187,12 @@ class RolloutService:
             except RejectedError as error:
                 self._view.reject_version_change(change, str(error))
         self._tell_robots()
+        if self.evaluators.poll():
+            self._apply()
+        if self._compared:
+            self._compared = False
+            self._show()
+            self._keep()
 
     def _tell_robots(self) -> None:
         now_ns = self._clock.now_ns()
@@ -199,7 +204,7 @@ class RolloutService:
         expected = self._expected if now_ns < self._expected_until_ns else ()
         taking_part = tuple(sorted({*robots, *expected}))
         self.controller.set_robots(taking_part, now_ns)
-        self._tell(robots)
+        self._tell([name for name in robots if self._peers[name].welcomed])
         if taking_part != self._robots:
             self._robots = taking_part
             self._keep()
@@ -209,7 +214,7 @@ class RolloutService:
     def handle_call(self, who: str, call: ChangeVersions, answer: Callable[[Response], object]) -> None:
         """List versions, or do what a person wants with them."""
         try:
-            self.change(who, call.action, call.number, call.robot)
+            self.change(who, call.action, call.number, call.robot, call.robots)
         except RejectedError as error:
             answer(Response(call.call, refused=str(error)))
             return
@@ -224,8 +229,8 @@ class RolloutService:
 
         self._tasks.submit(Task(partial(self._with_sizes, self.statuses()), found, failed))
 
-    def change(self, who: str, action: str, number: int, robot: str = "") -> None:
-        """Raises `RejectedError`."""
+    def change(self, who: str, action: str, number: int, robot: str = "", robots: tuple[str, ...] = ()) -> None:
+        """`robot`: to pin; `robots`: to compute a shadow. Raises `RejectedError`."""
         controller, now_ns = self.controller, self._clock.now_ns()
         if number and number not in self._versions:
             raise RejectedError(f"there is no policy version {number}; the newest is {max(self._versions, default=0)}.")
@@ -244,6 +249,10 @@ class RolloutService:
                     raise RejectedError(f"there is no robot '{robot}' here.")
                 controller.pin(robot, number, now_ns)
                 self._say(who, f"pinned to {number}" if number else "pinned no more", robot)
+            case VersionAction.shadow:
+                controller.set_shadow(number, robots or ((robot,) if robot else ()))
+                on = f"a shadow on {', '.join(sorted(controller.shadow_robots())) or 'no robot yet'}"
+                self._say(who, f"version {number} is {on}" if number else "no version is a shadow any more")
             case VersionAction.freeze | VersionAction.thaw:
                 controller.freeze(action == VersionAction.freeze, now_ns)
                 self._say(who, "versions are frozen" if controller.frozen else "versions are free")
@@ -253,29 +262,7 @@ class RolloutService:
 
     def statuses(self) -> tuple[VersionStatus, ...]:
         """The newest versions, and all that are needed, oldest first."""
-        controller, records = self.controller, self._records()
-        acting: dict[int, list[str]] = {}
-        for robot, number in sorted(self._acting.items()):
-            acting.setdefault(number, []).append(robot)
-        pins: dict[int, list[str]] = {}
-        for robot, number in sorted(controller.pins.items()):
-            pins.setdefault(number, []).append(robot or "all")
-        shown = sorted({*sorted(records)[-_SHOWN:], *controller.needed} & self._versions.keys())
-        return tuple(
-            VersionStatus(
-                version=self._versions[number],
-                state=(record := records[number]).state,
-                current=number == controller.current,
-                reference=number == controller.reference,
-                robots=tuple(acting.get(number, ())),
-                pinned=tuple(pins.get(number, ())),
-                episodes=record.tally.judged,
-                successes=record.tally.succeeded,
-                note=record.reason,
-                frozen=controller.frozen,
-            )
-            for number in shown
-        )
+        return version_statuses(self.controller, self._versions, self._acting, self._spec)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -316,29 +303,43 @@ class RolloutService:
         self._view.update_versions(self.statuses())
 
     def _tell(self, robots: list[str]) -> None:
-        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and not known.rejected]
         for name in robots:
             number = self.controller.version_for(name)
             if number and self._told.get(name) != number:
                 self._told[name] = number
                 self.announce(name, number)
-        wanted = {self.controller.current, self.controller.canary, self.controller.reference} - {0}
+            if self._told_shadow.get(name, 0) != (shadow := self._shadow_of(name)):
+                self._told_shadow[name] = shadow
+                self.request_shadow(name, shadow)
+        thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and known.welcomed]
+        wanted = self._acted_by() if thinkers else ()
         for name in thinkers:
-            # it thinks for robots of all
-            for number in sorted(wanted - self._told_thinkers.get(name, set())):
-                self.announce(name, number)
+            told = self._told_thinkers.get(name, ())
+            if told == wanted:
+                continue
             self._told_thinkers[name] = wanted
+            self.send(name, ThinkVersions(wanted))
+            for number in wanted:
+                if number not in told:
+                    self.announce(name, number)
+
+    def _shadow_of(self, robot: str) -> int:
+        return self.controller.shadow if robot in self.controller.shadow_robots() else 0
+
+    def _acted_by(self) -> tuple[int, ...]:
+        """All versions by which robots may act now, the one that most wait for first; the shadow last."""
+        controller = self.controller
+        first = [controller.current, controller.canary, controller.reference]
+        others = {one for name in self._robots for one in (controller.version_for(name), self.pinned_version(name))}
+        ordered = dict.fromkeys([*first, *sorted(others, reverse=True), controller.shadow])
+        return tuple(number for number in ordered if number)[:_THOUGHT_WITH]
 
     def forget(self, peer: str) -> None:
         """It said hello, and is told again."""
         self._told.pop(peer, None)
         self._told_thinkers.pop(peer, None)
-
-    def _open(self, episode: str) -> _OpenEpisode:
-        found = self._episodes.setdefault(episode, _OpenEpisode())
-        if len(self._episodes) > _OPEN_EPISODES:
-            self._episodes.popitem(last=False)
-        return found
+        self.evaluators.forget(peer)
+        self._told_shadow.pop(peer, None)
 
     def _with_sizes(self, statuses: tuple[VersionStatus, ...]) -> tuple[VersionStatus, ...]:
         return tuple(

@@ -1,0 +1,1 @@
+"""Versions at the gateway: taken in, tried, measured, announced, handed out."""

@@ -1,0 +1,109 @@
+"""A version against the one it would replace, on held-out seeds: has it lost, has it shown that it has not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from cloud_learner.rollout.sequential_test import BettingTest
+
+FIRST_SEED = 3_000_000
+"""of the gate's: neither the curve's nor those of the figures before and after"""
+ROUND_SEEDS = 5
+"""of each task, measured of both versions before anything is decided"""
+_BOUND = 8.0
+
+
+class HeldOutRequest(msgspec.Struct, frozen=True):
+    """A version to measure on held-out seeds [first_seed, first_seed + episodes) of each task."""
+
+    number: int
+    first_seed: int
+    episodes: int = ROUND_SEEDS
+
+
+class HeldOutTrial(msgspec.Struct, kw_only=True):
+    """Pairs of episodes of the same task and seed, one by each version, in rounds that have as many of each task.
+
+    A pair's D is 1 when only the old version succeeded, -1 when only the new one did, else 0. One `BettingTest` has H0:
+    the mean of D is at most 0; rejected, the new version is worse. Another one has H0: it is `margin` or more;
+    rejected, it is not worse by that. Both are looked at after whole rounds. Tasks may differ: pairs are independent
+    given the versions, so the expectation of a bet's capital over a round is a product over its pairs, and by the
+    inequality of the means at most that of pairs that all had the round's mean. Each round of each trial has seeds that
+    no version was judged by before: what was chosen because it did well on some is not compared on these.
+    """
+
+    candidate: int
+    current: int
+    margin: float
+    first_seed: int
+    """of this round"""
+    worse: BettingTest
+    good: BettingTest
+    found: dict[int, dict[str, list[bool]]] = {}
+    """outcomes of this round by version and task"""
+    rounds: int = 0
+    pairs: int = 0
+    candidate_wins: int = 0
+    current_wins: int = 0
+
+    @classmethod
+    def begin(
+        cls, candidate: int, current: int, first_seed: int, margin: float, alpha: float, beta: float
+    ) -> HeldOutTrial:
+        """alpha: error of refusing what is no worse; beta: of letting in what is worse by `margin` or more."""
+        worse, good = BettingTest(bound=0.0, error=alpha), BettingTest(bound=-margin, error=beta)
+        return cls(candidate=candidate, current=current, margin=margin, first_seed=first_seed, worse=worse, good=good)
+
+    def missing(self) -> list[HeldOutRequest]:
+        """What is to be measured for this round; the version that was measured last comes first: it is loaded."""
+        order = (self.candidate, self.current) if self.rounds % 2 == 0 else (self.current, self.candidate)
+        return [HeldOutRequest(number, self.first_seed) for number in order if number not in self.found]
+
+    def add(self, request: HeldOutRequest, outcomes: Mapping[str, Sequence[bool]]) -> bool:
+        """Outcomes by task, of `request.episodes` seeds each; whether they were asked for, and new."""
+        if request not in self.missing():
+            return False
+        if not outcomes or any(len(won) != request.episodes for won in outcomes.values()):
+            return False
+        self.found[request.number] = {task: list(won) for task, won in outcomes.items()}
+        if not self.missing():
+            self._compare()
+        return True
+
+    @property
+    def most_pairs(self) -> int:
+        """Then the mean decides: that lets in exp(-4) of what is worse by `margin` at most (Hoeffding 1963)."""
+        return math.ceil(_BOUND / self.margin**2)
+
+    def decision(self) -> bool | None:
+        """Whether the candidate may go on; None while nothing is shown."""
+        if self.found or not self.pairs:
+            return None
+        if self.worse.is_over:
+            return False
+        if self.good.is_over:
+            return True
+        return self.worse.mean <= 0 if self.pairs >= self.most_pairs else None
+
+    def text(self) -> str:
+        """Such as `27 of 30 held-out episodes succeeded; of version 7, 26 of 30 of the same`."""
+        of = f"of {self.pairs}"
+        return (
+            f"{self.candidate_wins} {of} held-out episodes succeeded; of version {self.current}, {self.current_wins} "
+            f"{of} of the same"
+        )
+
+    def _compare(self) -> None:
+        new, old = self.found[self.candidate], self.found[self.current]
+        for task in sorted(new.keys() & old.keys()):
+            for won, won_before in zip(new[task], old[task], strict=True):
+                self.worse.observe(float(won_before - won))
+                self.good.observe(float(won - won_before))
+                self.pairs += 1
+                self.candidate_wins += won
+                self.current_wins += won_before
+        self.found, self.rounds = {}, self.rounds + 1
+        self.first_seed += ROUND_SEEDS
