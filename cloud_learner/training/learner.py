@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,9 @@ from torch import nn
 from cloud_learner.algorithms.augmentation import shift_images
 from cloud_learner.algorithms.interface import POLICY, AlgorithmConfig, Metrics
 from cloud_learner.training.config import LossPrecision, TrainingConfig
-from cloud_learner.training.optimized_network import OptimizedNetwork, copy_sharing
+from cloud_learner.training.optimized_network import OptimizedNetwork
+from cloud_learner.training.ranks.group import ALONE, RankCommand, RankGroup
+from cloud_learner.training.ranks.sharded_network import make_network
 from policies.common.weights import base_sha256
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError, InvalidDataError, PolicyError
@@ -62,18 +64,28 @@ class Learner:
     """Trains what the algorithm names, in place, and keeps the average of the policy that robots run."""
 
     def __init__(
-        self, policy: TrainablePolicy, algorithm: AlgorithmConfig, training: TrainingConfig, seed: int = 0
+        self,
+        policy: TrainablePolicy,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        seed: int = 0,
+        group: RankGroup = ALONE,
     ) -> None:
-        """Raises `PolicyError` for a network in which nothing can be trained, and `ConfigError` for a policy and an
+        """`group`: ranks that make the same updates at the same time; what they train is sharded over them.
+
+        Raises `PolicyError` for a network in which nothing can be trained, and `ConfigError` for a policy and an
         algorithm that do not fit."""
         self.policy = policy
         self.training = training
+        self.group = group
         self.algorithm = algorithm.make(policy)
         self.gradient_steps = 0
         """updates that were made"""
         self.random_lock = threading.Lock()
         """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
-        self.networks = {name: OptimizedNetwork(name, one, training) for name, one in self.algorithm.networks.items()}
+        self.networks: dict[str, OptimizedNetwork] = {
+            name: make_network(name, one, training, group) for name, one in self.algorithm.networks.items()
+        }
         if POLICY not in self.networks:
             raise ConfigError(f"algorithm '{algorithm.name}' trains {sorted(self.networks)}, and no '{POLICY}'.")
         self.device = self.networks[POLICY].device
@@ -96,12 +108,12 @@ class Learner:
 
     def weights(self) -> bytes:
         """The averaged weights as a file that `Policy.load` accepts."""
-        return self.policy.save(self.average)
+        return self.policy.save(self.networks[POLICY].whole_average())
 
     def snapshot(self) -> nn.Module:
         """A copy of the average, for `policy.save` in whatever thread; what is frozen is shared, not copied."""
-        frozen = [weight for weight in self.policy.module.parameters() if not weight.requires_grad]
-        return copy_sharing(self.average, frozen)
+        self.group.announce(RankCommand.snapshot)
+        return self.networks[POLICY].copy_average()
 
     def state(self) -> LearnerState:
         """A copy of everything that changes; training may go on while it is written."""
@@ -111,6 +123,13 @@ class Learner:
         if base := base_sha256(self.policy.module):
             meta["base"] = base
         return LearnerState(copies, meta)
+
+    def empty_shards(self, sizes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+        """Tensors to read a checkpoint into that has `sizes`: of what is sharded this rank's shards."""
+        empty: dict[str, torch.Tensor] = {}
+        for network in self.networks.values():
+            empty |= network.empty_like(sizes)
+        return {n: empty[n] if n in empty else torch.empty(size, dtype=kind) for n, (size, kind) in sizes.items()}
 
     def restore(self, state: LearnerState) -> None:
         """Go on from `state`.
@@ -148,7 +167,8 @@ class _Step:
 
     def __init__(self, learner: Learner, source: BatchSource) -> None:
         self._learner, self._source = learner, source
-        self.rng = np.random.default_rng((learner.seed, learner.gradient_steps))
+        rank = (learner.group.rank,) if learner.group.rank else ()
+        self.rng = np.random.default_rng((learner.seed, learner.gradient_steps, *rank))
         self._seed = int(self.rng.integers(2**63))
         self._random_state: list[torch.Tensor] = []
         """of torch's generators, where the last draw left them"""
@@ -191,8 +211,8 @@ class _Step:
         network.begin()
         for loss in losses:
             with self.random(), torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.bfloat16):
-                value = loss() / count
-            total += value.item()
+                value = network.compute(loss) / count
+            total += learner.group.mean(value.item())
             if not math.isfinite(total):
                 network.begin()
                 raise InvalidDataError(self._not_applied(name, f"the loss is {total}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -21,22 +21,24 @@ class OptimizedNetwork:
         """Raises `PolicyError` for a network in which nothing can be trained."""
         self._name, self._network, self._training = name, network, training
         module = self._module = network.module
-        self._parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        if not self._parameters:
+        if not any(parameter.requires_grad for parameter in module.parameters()):
             raise PolicyError(
                 "every parameter of the network is frozen: choose what to train with `training`."
                 if name == POLICY
                 else f"every parameter of the network '{name}' is frozen."
             )
+        frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         self._average: nn.Module | None = None
         if name == POLICY or network.average is not None:
-            frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
             self._average = copy_sharing(module, frozen).requires_grad_(False).eval()
+        self._shard(frozen)
+        self._parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        if self._average is not None:
             pairs = zip(self._average.parameters(), module.parameters(), strict=True)
             # what is frozen is shared, not averaged
             apart = [(average, weight) for average, weight in pairs if average is not weight]
-            self._averages: list[torch.Tensor] = [average for average, _ in apart]
-            self._averaged: list[torch.Tensor] = [weight for _, weight in apart]
+            self._averages = [self._local(average) for average, _ in apart]
+            self._averaged = [self._local(weight) for _, weight in apart]
             self._buffers = list(zip(self._average.buffers(), module.buffers(), strict=True))
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
@@ -45,6 +47,13 @@ class OptimizedNetwork:
             weight_decay=training.weight_decay,
             fused=True,
         )
+
+    def _shard(self, frozen: list[nn.Parameter]) -> None:
+        """Before anything holds on to a parameter."""
+
+    def _local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What of it is here."""
+        return tensor.detach()
 
     @property
     def device(self) -> torch.device:
@@ -57,11 +66,23 @@ class OptimizedNetwork:
             raise PolicyError(f"network '{self._name}' has no running average: its algorithm asks for none.")
         return self._average
 
+    def whole_average(self) -> nn.Module:
+        """The average, to be read at once."""
+        return self.average
+
+    def copy_average(self) -> nn.Module:
+        """A copy of it, on its device; what is frozen is shared."""
+        return copy_sharing(self.average, [one for one in self._module.parameters() if not one.requires_grad])
+
     # --- one step -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Forget gradients."""
         self._optimizer.zero_grad()
+
+    def compute(self, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """`loss` of the network as it is; a scalar."""
+        return loss()
 
     def clipped_norm(self) -> float:
         """The gradient's norm, before it was clipped."""
@@ -94,6 +115,18 @@ class OptimizedNetwork:
             for kind, module in modules.items()
             if module is not None
             for name, tensor in trainable_state_dict(module).items()
+        }
+
+    def empty_like(self, sizes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+        """Tensors for those of `sizes`, shape and type by the names of a checkpoint, that are like this network's."""
+        own, prefix = self.changing(), f"{self._name}/optimizer/"
+        for name in sizes:
+            if name.startswith(prefix) and (parameter := self._parameters.get(name.split("/", 3)[-1])) is not None:
+                own[name] = parameter.detach()
+        return {
+            name: torch.empty_like(mine, dtype=sizes[name][1])
+            for name, mine in own.items()
+            if name in sizes and sizes[name][0] == tuple(mine.shape)
         }
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -13,25 +13,24 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.dataset import ReplayDataset
-from cloud_learner.training import checkpoint
 from cloud_learner.training.config import TrainerConfig
 from cloud_learner.training.learner import Learner
 from cloud_learner.training.publisher import PreparedVersion, VersionPublisher
 from cloud_learner.training.retry import RetryPause
+from cloud_learner.training.run_checkpoints import RunCheckpoints
 from cloud_learner.training.status import TrainerCounts, TrainerPhase
 from cloud_learner.training.timed_source import TimedSource
 from cloud_learner.training.uploader import WeightUploader
 from policies.interface.policy import NormalizationData
 from wire import codec
 from wire.clock import Clock, clock_name
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 from wire.messages.gateway import (
     Hello,
     HelloAck,
@@ -70,14 +69,14 @@ class Trainer:
         source: ReplayDataset,
         ledger: Ledger,
         gateway: Channel,
-        checkpoints: Path,
+        checkpoints: RunCheckpoints,
         clock: Clock,
         config: TrainerConfig,
         publisher: VersionPublisher,
     ) -> None:
         """`set_normalization` sets the policy's normalisation before the first step, unless `config.pretrained`.
 
-        Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
+        Goes on from the newest of `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
         self.learner = learner
         self.counts = TrainerCounts()
@@ -120,8 +119,9 @@ class Trainer:
         self._resume()
 
     def start(self) -> None:
-        """Make versions in a thread from now on, beside the gradient steps."""
+        """Make versions, and write checkpoints, in threads from now on, beside the gradient steps."""
         self._publisher.start()
+        self._checkpoints.start()
 
     def step(self) -> bool:
         """One round of work; True when there may be more to do at once, False when there was nothing to train on."""
@@ -144,50 +144,48 @@ class Trainer:
             self._source.count_from_now()
         if self.phase == TrainerPhase.online:
             # What storage does not allow now is tried again later: learning goes on.
+            if self._checkpoints.has_result:
+                with self._saving:
+                    self._end_save()
             if self._publishing.due:
                 with self._publishing:
                     self._publish()
-            if self._clock.now_ns() >= self._next_checkpoint_ns and self._saving.due:
-                with self._saving:
-                    self.save()
+            due = self._clock.now_ns() >= self._next_checkpoint_ns and self._saving.due
+            if due and not self._checkpoints.busy:
+                self._begin_save()
         self._report()
         return trained
 
     def save(self) -> None:
         """Write a checkpoint now. Raises `StorageError`; the earlier ones are then untouched."""
+        self._begin_save()
+        self._checkpoints.wait()
+        self._end_save()
+
+    def _begin_save(self) -> None:
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
         self._note_drawn()
-        meta = {
-            "version": self._version,
-            "phase": self.phase,
-            "sampling": self._source.state(),
-            "trained": sorted(self._trained_on),
-        }
-        checkpoint.save(self._checkpoints, self.learner.state(), meta)
         self._publisher.on_checkpoint(self._version)
+        self._checkpoints.begin({"version": self._version, "phase": self.phase, "trained": sorted(self._trained_on)})
+
+    def _end_save(self) -> None:
+        self._checkpoints.pop_result()
         self.counts.saved_ns = self._clock.now_ns()
 
     def close(self) -> None:
-        """End the publisher's thread, and give the buffer back."""
+        """End the threads, and give the buffer back."""
+        self._checkpoints.close()
         self._publisher.close()
         self._source.close()
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint. Raises `PolicyError` when it is of another network."""
-        found = checkpoint.load_newest(self._checkpoints)
-        if found is None:
+        if (meta := self._checkpoints.resume()) is None:
             return
-        self.learner.restore(found.state)
-        try:
-            if not self._source.restore(found.meta["sampling"]):
-                log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
-        except InvalidDataError as error:
-            # The weights are what matters: sampling anew costs nothing but the exact order of batches.
-            log.warning("sampling begins anew: %s", error)
-        self.phase = TrainerPhase(found.meta["phase"])
-        self._version = found.meta["version"]
+        self.phase = TrainerPhase(meta["phase"])
+        self._version = meta["version"]
         self._ancestors_trained_on = self._ledger.known_to(self._version)
-        self._trained_on = set(found.meta["trained"])
+        self._trained_on = set(meta["trained"])
         if self._version:
             self._published_at_step = self.learner.gradient_steps
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
@@ -332,7 +330,8 @@ class Trainer:
             self._submit_version(now_ns)
         if self._prepared is None:
             self._prepared = self._publisher.poll()
-        if self._prepared is not None:
+        # No version without a checkpoint of its learner: whoever is started anew knows it for its own.
+        if self._prepared is not None and self._checkpoints.there:
             self._upload_version(self._prepared)
 
     def _submit_version(self, now_ns: int) -> None:
@@ -347,6 +346,8 @@ class Trainer:
         weights, sha256 = self.learner.snapshot(), parent.version.sha256 if parent is not None else ""
         whole, self._was_rejected = self._was_rejected, False
         self._publisher.submit(weights, version, frozenset(self._trained_on), sha256, whole=whole)
+        if not (self._checkpoints.there or self._checkpoints.busy):
+            self._begin_save()
 
     def _upload_version(self, prepared: PreparedVersion) -> None:
         """Number a version and begin to send it. Raises `StorageError` when the ledger cannot be read."""

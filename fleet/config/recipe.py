@@ -87,6 +87,8 @@ class Recipe:
     """share of its velocity limits at which each robot moves at most"""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
+    keep_checkpoints: int = 2
+    """the newest so many stay, and that of the best version by held-out success"""
     publisher: PublisherConfig = field(default_factory=PublisherConfig)
     """how versions travel"""
     action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)

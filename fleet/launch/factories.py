@@ -226,6 +226,7 @@ def make_trainer(
     from cloud_learner.training.config import TrainerConfig
     from cloud_learner.training.learner import Learner
     from cloud_learner.training.publisher import VersionPublisher
+    from cloud_learner.training.run_checkpoints import RunCheckpoints
     from cloud_learner.training.trainer import Trainer
 
     with contextlib.ExitStack() as undo:
@@ -261,7 +262,7 @@ def make_trainer(
             dataset,
             ledger,
             gateway,
-            data.checkpoints,
+            RunCheckpoints(data.checkpoints, learner, dataset, ledger, recipe.keep_checkpoints),
             clock,
             config,
             publisher,

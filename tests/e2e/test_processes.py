@@ -147,7 +147,7 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
     # the trainer: it resumes from its checkpoint and goes on publishing
     # (a checkpoint is written every few seconds; wait for one that is worth something)
     deadline = time.monotonic() + 180
-    while not list(up.data.checkpoints.glob("*.safetensors")) and time.monotonic() < deadline:
+    while not list(up.data.checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     version = up.snapshot()["version"]["number"]
     up.kill(up.pid("trainer"))

@@ -71,14 +71,23 @@ def test_the_last_two_are_kept(tmp_path):
     assert checkpoint.load_newest(tmp_path / "deep" / "er").meta == {"number": 3}
 
 
+def shard(path):
+    (found,) = path.glob("*.safetensors")
+    return found
+
+
 def cut(path):
-    path.write_bytes(path.read_bytes()[:-5])
+    shard(path).write_bytes(shard(path).read_bytes()[:-5])
 
 
 def flip(path):
-    data = bytearray(path.read_bytes())
+    data = bytearray(shard(path).read_bytes())
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    shard(path).write_bytes(data)
+
+
+def edit_manifest(path):
+    (path / "manifest.json").write_bytes((path / "manifest.json").read_bytes().replace(b'"version":0', b'"version":7'))
 
 
 @pytest.mark.parametrize(
@@ -86,11 +95,17 @@ def flip(path):
     [
         cut,
         flip,
-        lambda path: path.write_bytes(b""),
-        lambda path: path.rename(path.with_name(f"00000002-{'0' * 64}.safetensors")),
+        edit_manifest,
+        lambda path: shard(path).write_bytes(b""),
+        lambda path: shard(path).unlink(),
+        lambda path: (path / "meta.json").unlink(),
+        lambda path: (path / "manifest.json").unlink(),
+        lambda path: (path / "meta.json").write_text("{}"),
+        lambda path: (path / "more.safetensors").write_bytes(shard(path).read_bytes()),
+        lambda path: path.rename(path.with_name(f"00000002-{'0' * 64}")),
     ],
 )
-def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage):
     subject = learner()
     checkpoint.save(tmp_path, subject.state(), {"number": 1})
     damage(checkpoint.save(tmp_path, subject.state(), {"number": 2}))
@@ -104,6 +119,19 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage
     assert numbers(tmp_path) == ["00000002", "00000003"]
 
 
+def test_the_best_by_held_out_success_stays_as_well(tmp_path):
+    state = learner().state()
+    for number in range(1, 7):
+        success = {version: {2: 0.5, 3: 0.9, 5: 0.4}[version] for version in (2, 3, 5) if version < number}
+        checkpoint.save(tmp_path, state, {"version": number}, success=success)
+    assert numbers(tmp_path) == ["00000003", "00000005", "00000006"]
+    # a better one takes its place
+    checkpoint.save(tmp_path, state, {"version": 7}, success={3: 0.9, 6: 0.95})
+    checkpoint.save(tmp_path, state, {"version": 8}, success={3: 0.9, 6: 0.95})
+    assert numbers(tmp_path) == ["00000006", "00000007", "00000008"]
+    assert checkpoint.load_newest(tmp_path).meta == {"version": 8}
+
+
 def test_all_damaged_is_an_error_with_a_way_out(tmp_path):
     cut(checkpoint.save(tmp_path, learner().state(), {}))
     with pytest.raises(CorruptDataError, match="Move them away"):
@@ -111,13 +139,15 @@ def test_all_damaged_is_an_error_with_a_way_out(tmp_path):
 
 
 def test_a_checkpoint_that_was_never_finished_is_ignored_and_removed(tmp_path):
-    (tmp_path / f"00000009-{'0' * 64}.safetensors{TEMPORARY}").write_bytes(b"half")
+    half = tmp_path / f"next{TEMPORARY}"
+    half.mkdir()
+    (half / "learner.json").write_bytes(b"half")
     assert checkpoint.load_newest(tmp_path) is None
     checkpoint.save(tmp_path, learner().state(), {})
     assert numbers(tmp_path) == ["00000001"]
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
 def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path, monkeypatch, call):
     subject = learner()
     checkpoint.save(tmp_path, subject.state(), {"number": 1})
@@ -135,9 +165,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path, monkeypatch, call)
 
 def test_another_format_is_not_taken_for_damage(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "FORMAT", 2)
+        patched.setattr(checkpoint, "FORMAT", 3)
         checkpoint.save(tmp_path, learner().state(), {})
-    with pytest.raises(StorageError, match="format 2"):
+    with pytest.raises(StorageError, match="format 3"):
         checkpoint.load_newest(tmp_path)
 
 
@@ -155,16 +185,30 @@ def test_moments_and_the_average_are_in_it(tmp_path):
     assert np.isfinite(train(subject, 1, 1)).all()
 
 
-def named(directory, data):
-    """A file whose name vouches for it, whoever made it."""
-    path = directory / f"00000001-{hashlib.sha256(data).hexdigest()}.safetensors"
-    path.write_bytes(data)
+def vouched(directory, files, format=checkpoint.FORMAT, number=1):
+    """A checkpoint whose name and manifest vouch for it, whoever made it."""
+    said = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    manifest = json.dumps({"format": format, "version": 0, "files": said}).encode()
+    path = directory / f"{number:08d}-{hashlib.sha256(manifest).hexdigest()}"
+    path.mkdir()
+    for name, data in {**files, "manifest.json": manifest}.items():
+        (path / name).write_bytes(data)
     return path
 
 
-def headed(header, data=0):
-    text = json.dumps(header).encode()
+def headed(tensors, places, data=0, header=None):
+    """A safetensors file; `places` is what it says of its shards."""
+    about = {"__metadata__": {"DCP_SHARDING_INFO": places if isinstance(places, str) else json.dumps(places)}}
+    text = json.dumps({**tensors, **about}).encode() if header is None else header
     return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+def floats(*shape, first=0):
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [first, first + 4 * int(np.prod(shape))]}
+
+
+def at(*offsets):
+    return {"saved_offsets": list(offsets)}
 
 
 class Evil:
@@ -172,20 +216,44 @@ class Evil:
         return os.mkdir, ("was run",)
 
 
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+SOUND = headed({"a": floats(2)}, {"a": at(0)}, 8)
+REST = {"learner.json": b"{}", "meta.json": b"{}", "sampling-00000.json": b"null"}
+
+
+def test_what_is_vouched_for_and_sound_is_read(tmp_path):
+    vouched(tmp_path, {SHARD: SOUND, **REST})
+    found = checkpoint.load_newest(tmp_path)
+    assert found.state.tensors["a"].tolist() == [0.0, 0.0] and found.sampling is None
+
+
 @pytest.mark.parametrize(
-    "data",
+    "files",
     [
-        pickle.dumps(Evil()),
-        headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}, 4),
-        headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 4]}}, 4),
-        headed({"__metadata__": {"format": "1", "learner": "[" * 10**5, "meta": "{}"}}),
-        headed({"__metadata__": {"format": "1"}}),
-        (2**40).to_bytes(8, "little") + b"{}",
+        {SHARD: pickle.dumps(Evil())},
+        {SHARD: headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}, {"a": at(0)}, 4)},
+        {SHARD: headed({"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 4]}}, {"a": at(0)}, 4)},
+        # a shard that claims a place far behind: the tensor would be as large
+        {SHARD: headed({"a": floats(2)}, {"a": at(2**40)}, 8)},
+        {SHARD: headed({"a": floats(2)}, {"a": at(-2)}, 8)},
+        {SHARD: headed({"a": floats(2)}, {"a": at(0, 0)}, 8)},
+        {SHARD: headed({"a": floats(2)}, {}, 8)},
+        {SHARD: headed({"a": floats(2)}, "[" * 10**5, 8)},
+        {SHARD: headed({}, {}, header=b"[" * 10**5)},
+        {SHARD: headed({}, {}, header=b"{}")[:6]},
+        # two shards that overlap, or leave a hole
+        {SHARD: SOUND, SHARD.replace("d-00001", "d-00002"): headed({"a": floats(2)}, {"a": at(1)}, 8)},
+        {SHARD: SOUND, SHARD.replace("d-00001", "d-00002"): headed({"a": floats(2)}, {"a": at(3)}, 8)},
+        {SHARD: SOUND, ".metadata": pickle.dumps(Evil())},
+        {SHARD: SOUND, "other.safetensors": SOUND},
+        {SHARD: SOUND, "meta.json": b"[" * 10**5},
+        {SHARD: SOUND, "meta.json": b"[]"},
+        {SHARD: SOUND, "learner.json": pickle.dumps(Evil())},
     ],
 )
-def test_a_file_that_vouches_for_harm_is_damaged(tmp_path, monkeypatch, data):
+def test_a_checkpoint_that_vouches_for_harm_is_damaged(tmp_path, monkeypatch, files):
     monkeypatch.chdir(tmp_path)
-    named(tmp_path, data)
+    vouched(tmp_path, {**REST, **files})
     with pytest.raises(CorruptDataError, match=r"all checkpoints in .* are damaged"):
         checkpoint.load_newest(tmp_path)
     assert not (tmp_path / "was run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import replace
 
@@ -283,3 +284,29 @@ def test_what_begins_with_random_weights_is_not_bounded(fleet, caplog):
     assert fleet.trainer._config.min_corrected_steps == 0
     assert fleet.trainer._config.max_samples_per_insert == 0.0
     assert fleet.trainer.learner.gradient_steps > 0
+
+
+def test_no_version_is_offered_before_there_is_a_checkpoint(fleet, monkeypatch):
+    trainer = fleet.trainer
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        for _ in range(200):
+            fleet.clock.advance(2 * 10**9)
+            fleet.step()
+        assert trainer.phase == TrainerPhase.online and trainer.learner.gradient_steps > 100
+        assert not fleet.offers
+    assert fleet.publish().number == 1
+
+
+def test_killed_between_its_first_version_and_the_next_checkpoint_it_knows_that_version_for_its_own(fleet):
+    first = fleet.publish()
+    fleet.kill()
+    while fleet.trainer._version != first.number:
+        fleet.clock.advance(2 * 10**9)
+        fleet.step()
+    assert fleet.newest == first, "it was not published twice"
+    assert fleet.publish().parent == first.number

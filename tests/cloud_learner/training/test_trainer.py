@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -113,7 +114,7 @@ def test_stopped_before_its_first_checkpoint_it_goes_on_from_its_first_version(f
         fleet.trainer.step()
         fleet.gateway.poll()
     for path in fleet.data.checkpoints.glob("*"):
-        path.unlink()
+        shutil.rmtree(path)
     second = again(fleet)
     for _ in range(4):
         second.step()
