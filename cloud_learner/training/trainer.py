@@ -103,6 +103,8 @@ class Trainer:
         """made, and on its way once there is an upload"""
         self._upload: WeightUploader | None = None
         self._was_rejected = False
+        self._offers_again = False
+        """resumed with weights that may be its first version: they are offered before they change"""
         self._published_at_step = -1
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
@@ -134,7 +136,7 @@ class Trainer:
             return True
         if self.phase == TrainerPhase.waiting:
             self._look_for_demonstrations()
-        trained = self._gradient_step()
+        trained = not self._offers_again and self._gradient_step()
         if (
             self.phase == TrainerPhase.pretraining
             and self.learner.gradient_steps >= self.learner.training.pretrain_steps
@@ -150,8 +152,9 @@ class Trainer:
             if self._publishing.due:
                 with self._publishing:
                     self._publish()
-            due = self._clock.now_ns() >= self._next_checkpoint_ns and self._saving.due
-            if due and not self._checkpoints.busy:
+            due = self._clock.now_ns() >= self._next_checkpoint_ns
+            waited_for = self._prepared is not None and not self._checkpoints.there
+            if (due or waited_for) and self._saving.due and not self._checkpoints.busy:
                 self._begin_save()
         self._report()
         return trained
@@ -188,6 +191,7 @@ class Trainer:
         self._trained_on = set(meta["trained"])
         if self._version:
             self._published_at_step = self.learner.gradient_steps
+        self._offers_again = self.phase == TrainerPhase.online and not self._version
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
 
     # --- the gateway ----------------------------------------------------------------------------------------------
@@ -216,7 +220,7 @@ class Trainer:
                 case Stop():
                     self.stopping = True
                 case VersionAvailable():
-                    log.debug("a version was announced.")
+                    pass
                 case _ if not about_connection:
                     log.warning("trainer does not understand %s.", type(message).__name__)
 
@@ -333,6 +337,7 @@ class Trainer:
         # No version without a checkpoint of its learner: whoever is started anew knows it for its own.
         if self._prepared is not None and self._checkpoints.there:
             self._upload_version(self._prepared)
+        self._offers_again &= self._publisher.busy or self._prepared is not None
 
     def _submit_version(self, now_ns: int) -> None:
         """Hand a copy of the weights to the publisher. Raises `StorageError` when the ledger cannot be read."""

@@ -1,9 +1,9 @@
 """An `OptimizedNetwork` whose weights, average and moments lie on several ranks, a shard of each tensor on each.
 
 By FSDP2 (`torch.distributed.fsdp.fully_shard`, after Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277): a loss
-gathers the weights, and each rank gets the mean over all ranks of its shard's gradient. One group for the whole network, for a
-policy's loss may call any part of it: while a loss is computed its weights are on each rank. What is frozen is there
-all the time, as it is alone.
+gathers the weights, and each rank gets the mean over all ranks of its shard's gradient. One group for the whole
+network, for a policy's loss may call any part of it: while a loss is computed its weights are on each rank. What is
+frozen is there all the time, as it is alone.
 """
 
 from __future__ import annotations
