@@ -132,7 +132,7 @@ def _arm(size: CorrectionsSize, seed: int, arm: str, expert_steps: int) -> dict[
 
 
 def _train(rehearsal: InProcessFleet, size: CorrectionsSize, arm: str) -> dict[str, Any]:
-    trainer, pretrain = rehearsal.trainer, rehearsal.recipe.algorithm.pretrain_steps
+    trainer, pretrain = rehearsal.trainer, rehearsal.recipe.training.pretrain_steps
     while trainer.learner.gradient_steps < pretrain:
         trainer.step()
     before = _success(rehearsal, size)

@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.async_delay.statistics import shown, wilson
+from benchmarks.async_delay.statistics import shown
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
+from fleet.evaluation.statistics import wilson
 from hal.drivers.metaworld.dynamics import HandMotion
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.robot import CONTROL_HZ, MetaWorldConfig, MetaWorldRobot, metaworld_spec
@@ -217,7 +218,7 @@ def _seed(size: FastSlowSize, seed: int, root: Path) -> dict[str, list[dict[str,
 def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import Pushes, demonstrate
     from benchmarks.async_delay.policy import Training, train
-    from cloud_learner.algorithms import hg_dagger
+    from cloud_learner.training.config import pixels_training
     from policies.flow.factory import pixels_network
 
     kept = home / f"{kind.replace(' ', '-')}.safetensors"
@@ -235,7 +236,7 @@ def _checkpoint(size: FastSlowSize, seed: int, kind: str, home: Path) -> bytes:
         sys.stderr.write(f"seed {seed}: demonstrations ({time.monotonic() - begun:.0f} s)\n")
     begun = time.monotonic()
     network = pixels_network(spec, max_offset=MAX_OFFSET if kind == KINDS[0] else 0)
-    training = Training(size.gradient_steps, hg_dagger.pixels())
+    training = Training(size.gradient_steps, pixels_training())
     tasks = {task: instruction(task) for task in size.tasks}
     weights = train(BufferLocation(recorded), spec, tasks, network, HandMotion(spec), training, seed)
     kept.write_bytes(weights)

@@ -34,7 +34,6 @@ import numpy as np
 from benchmarks.common.cpu import Others
 from benchmarks.common.in_process_fleet import InProcessFleet, success
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
-from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import ReplayDataset, open_dataset
@@ -166,7 +165,7 @@ def train(size: PackingSize, seed: int, arm: PackingArm, checkpoints: Sequence[i
         opened.enter_context(feed)
         for steps in dict.fromkeys(checkpoints):
             while learner.gradient_steps < steps:
-                learner.step(feed.next())
+                learner.step(feed)
             found[steps] = float(np.mean(list(success(recipe, learner.weights(), size.episodes, HELD_OUT).values())))
             sys.stderr.write(f"{arm.name}, seed {seed}: {found[steps]:.3f} after {steps} steps\n")
     return [found[steps] for steps in checkpoints]
@@ -207,7 +206,7 @@ def _begin(recipe: Recipe, place: BufferLocation, arm: PackingArm, seed: int) ->
     from cloud_learner.training.learner import Learner
 
     torch.set_num_threads(1)
-    algorithm: HGDagger = replace(hg_dagger.pixels(), batch=arm.images, ticks_per_frame=arm.offsets)
+    settings = replace(recipe.training, batch=arm.images, ticks_per_frame=arm.offsets)
     policy = recipe.make_policy(recipe.spec, seed)
     config = DatasetConfig(
         tasks=recipe.instructions,
@@ -225,7 +224,7 @@ def _begin(recipe: Recipe, place: BufferLocation, arm: PackingArm, seed: int) ->
     feed = open_dataset(place, recipe.spec, config)
     feed.refresh()
     policy.set_normalization(feed.examples())
-    return Learner(policy, algorithm, seed), feed
+    return Learner(policy, HGDagger(), settings, seed), feed
 
 
 def _time(recipe: Recipe, place: BufferLocation, chosen: Sequence[PackingArm], steps: int) -> dict[str, float]:
@@ -238,7 +237,7 @@ def _time(recipe: Recipe, place: BufferLocation, chosen: Sequence[PackingArm], s
         for number in range(steps + _WARM_STEPS):
             for name, learner, feed in ready:
                 begun = time.perf_counter()
-                learner.step(feed.next())
+                learner.step(feed)
                 if number >= _WARM_STEPS:
                     found[name].append(time.perf_counter() - begun)
     return {name: float(np.median(times)) for name, times in found.items()}

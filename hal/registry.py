@@ -42,6 +42,7 @@ _BUILT_IN = (
     EntryPoint("ros2", "hal.drivers.ros2.robot:Ros2Robot", ROBOTS),
     EntryPoint("with-cameras", "hal.drivers.with_cameras:CameraRobot", ROBOTS),
     EntryPoint("fake", "hal.drivers.fake:FakeExpert", OPERATORS),
+    EntryPoint("gym-fetch", "hal.drivers.gym.fetch_expert:FetchExpert", OPERATORS),
     EntryPoint("metaworld", "hal.drivers.metaworld.expert:MetaWorldExpert", OPERATORS),
     EntryPoint("replay", "hal.drivers.replay:ReplayOperator", OPERATORS),
     EntryPoint("with-cameras", "hal.drivers.with_cameras:inside_operator", OPERATORS),

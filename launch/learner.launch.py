@@ -26,6 +26,7 @@ ARGUMENTS = {
     "store": ("", "object store for shards, s3://BUCKET/PREFIX; default: DATA"),
     "policy": ("", "another policy than the recipe's, KIND:NAME, such as lerobot:DIRECTORY"),
     "policy_config": ("", "that policy's configuration: a JSON file, or JSON"),
+    "algorithm": ("", "another algorithm, one of docs/algorithms.md or module:Config; default: the recipe's"),
     "max_lag": ("", "how many versions what the policy did may be behind when it arrives, S or S:WEIGHT; default: any"),
     "seed": ("0", "seed of everything that is drawn"),
     "trainer": ("true", "start a trainer here"),
@@ -65,7 +66,7 @@ def _processes(context):
         started.append(_process("demonstrate", *remote))
     for name in ("trainer", "evaluator"):
         if _yes(given[name]):
-            bounds = _options(given, "max_lag") if name == "trainer" else []
+            bounds = _options(given, "max_lag", "algorithm") if name == "trainer" else []
             started.append(_process(name, *remote, *learns, *bounds, lasts=True))
     return [RegisterEventHandler(OnProcessExit(target_action=keys, on_exit=started)), keys]
 

@@ -24,11 +24,11 @@ GROUPS = {
         "*/test_lerobot_*.py",
         "tests/benchmarks/test_prefix_age.py",
     ),
-    "Ray": ("*/test_ray*.py",),
+    "Ray": ("*/test_ray*.py", "*/test_train_on_ranks.py", "*/test_population.py"),
     # one domain at a time
     "ros": ("*/test_ros2_*.py", "tests/launch/*"),
     # long tests with processes or training of their own: early, so that nobody waits for them at the end
-    "policies": ("tests/policies/common/test_runtime.py", "tests/policies/flow/*"),
+    "policies": ("tests/policies/common/test_runtime.py", "tests/policies/flow/*", "*/test_compilation.py"),
 }
 
 

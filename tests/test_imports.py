@@ -270,6 +270,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("policies.interface.registry", ("torch", "transformers", "lerobot", "safetensors")),
         # every process asks a kind of policy for its defaults
         ("policies.flow.factory", ("torch",)),
+        ("policies.flow.shared.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),
     ],

@@ -76,6 +76,10 @@ class RejectedError(WireError):
     """The other side said no."""
 
 
+class NumberTakenError(RejectedError):
+    """Another trainer's version has this number: whoever offers one with it may do so again with the next one."""
+
+
 class SpecMismatchError(FleetError):
     """Data or a policy made for another robot."""
 

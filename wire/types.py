@@ -112,17 +112,15 @@ class OperatorCommandKind(StrEnum):
     rerecord = "rerecord"  # the same, and its task and seed come again
     scene_ready = "scene_ready"  # the scene is reset: the next episode may begin
     next = "next"  # `end` while an episode runs, `scene_ready` once the robot has waited a while
+    recover = "recover"  # whoever drives brings the robot back first
+    correct = "correct"  # from here on they show what it should have done
 
 
 VERDICTS = frozenset((OperatorCommandKind.success, OperatorCommandKind.failure))
 EPISODE_COMMANDS = VERDICTS | {
-    OperatorCommandKind.end,
-    OperatorCommandKind.discard,
-    OperatorCommandKind.rerecord,
-    OperatorCommandKind.scene_ready,
-    OperatorCommandKind.next,
+    OperatorCommandKind(word) for word in ["end", "discard", "rerecord", "scene_ready", "next", "recover", "correct"]
 }
-"""what a person says of episodes and scenes; each is heard once, and does nothing where it does not fit"""
+"""what a person says of episodes, scenes and their own part; each is heard once, and does nothing that does not fit"""
 
 
 class Dimension(msgspec.Struct, frozen=True):
@@ -354,6 +352,8 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     reward: float
     terminated: bool = False
     truncated: bool = False
+    recovery: bool = False
+    """a person brings it back to where the policy has been before, to correct it from there"""
 
 
 class Episode(msgspec.Struct, frozen=True):

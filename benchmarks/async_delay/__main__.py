@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.async_delay.conditions import BURSTS, FIXED, LIMITED, RANDOM, Condition, limits_of
-from benchmarks.async_delay.statistics import bootstrap, shown, wilson
+from benchmarks.async_delay.statistics import bootstrap, shown
 from benchmarks.async_delay.track import (
     EPISODE_TICKS,
     TRACK,
@@ -48,6 +48,7 @@ from benchmarks.async_delay.track import (
 )
 from benchmarks.common.table import Goal, Result, require_simulation, run
 from cloud_learner.buffer.location import BufferLocation
+from fleet.evaluation.statistics import wilson
 from hal.drivers.metaworld.dynamics import HandMotion
 from hal.drivers.metaworld.expert import MetaWorldExpert
 from hal.drivers.metaworld.robot import MetaWorldConfig, MetaWorldRobot, metaworld_spec

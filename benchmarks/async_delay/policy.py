@@ -11,6 +11,7 @@ from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import open_dataset
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import imitation
+from cloud_learner.training.config import TrainingConfig
 from cloud_learner.training.learner import Learner
 from hal.interfaces.dynamics import DynamicsModel
 from policies.common.weights import read_header
@@ -24,7 +25,7 @@ class Training:
     """How long and on what."""
 
     steps: int
-    algorithm: HGDagger = HGDagger(batch=256, learning_rate=1e-3, ema_decay=0.998)  # noqa: RUF009 - frozen too
+    settings: TrainingConfig = TrainingConfig(batch=256, learning_rate=1e-3, ema_decay=0.998)  # noqa: RUF009 - frozen
     cache_bytes: int = 512 * 1024**2
 
 
@@ -49,14 +50,14 @@ def train(
     `tasks`: the instruction of each.
     """
     policy = FlowPolicy(spec, network, seed)
-    algorithm = training.algorithm
+    settings = training.settings
     config = DatasetConfig(
         tasks=tasks,
         target=imitation(),
-        batch=algorithm.batch,
+        batch=settings.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,
-        ticks_per_frame=algorithm.ticks_per_frame if spec.cameras else 1,
+        ticks_per_frame=settings.ticks_per_frame if spec.cameras else 1,
         max_offset=policy.max_offset,
         rolled=tuple(bool(rolled) for rolled in motion.rolled),
         later=network.residual,
@@ -64,10 +65,10 @@ def train(
         cache_bytes=training.cache_bytes,
         prefetch=0,
     )
-    learner = Learner(policy, algorithm, seed)
+    learner = Learner(policy, HGDagger(), settings, seed)
     with open_dataset(place, spec, config) as feed:
         feed.refresh()
         policy.set_normalization(feed.examples())
         while learner.gradient_steps < training.steps:
-            learner.step(feed.next())
+            learner.step(feed)
     return learner.weights()

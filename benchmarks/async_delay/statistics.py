@@ -5,17 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 _DRAWS = 2000
-_Z = 1.959964
-
-
-def wilson(wins: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a share of successes (Wilson 1927): (low, high)."""
-    if trials < 1:
-        raise ValueError("an interval of no trials.")
-    share, z2 = wins / trials, _Z**2
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    reach = _Z * np.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
 
 
 def bootstrap(scores: np.ndarray, seed: int = 0) -> tuple[float, float]:

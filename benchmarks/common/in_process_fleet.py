@@ -12,7 +12,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
 from fleet.evaluation.evaluator import rollout
-from fleet.launch import factories
+from fleet.launch import factories, learning
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.process_group import control_hello
@@ -88,7 +88,7 @@ class InProcessFleet:
         self._first_demonstration_seed = first_demonstration_seed
         self.demonstrate(recipe.demonstrations * len(recipe.tasks))
         line = self.server.connect("trainer")
-        self.trainer = factories.make_trainer(recipe, "trainer", self.data, line, seed, max_steps, self.clock)
+        self.trainer = learning.make_trainer(recipe, "trainer", self.data, line, seed, max_steps, self.clock)
         self.robots = [
             RehearsedRobot(recipe, f"robot-{n}", self.data, self.server, self.clock, 1000 * seed + n, operated=operated)
             for n in range(robots)
@@ -156,7 +156,7 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
                     first_seed + n,
                     config.max_ticks,
                     conditions,
-                )
+                ).success
                 for n in range(episodes)
             )
             / episodes

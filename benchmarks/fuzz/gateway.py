@@ -18,6 +18,7 @@ from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
+from hal.resource.admitted_robots import AdmittedRobots
 from wire.clock import Clock, ManualClock
 from wire.messages import Message
 from wire.messages.fleet import JobRequest, SubmitJob
@@ -58,7 +59,15 @@ class GatewayBench:
         self.stops = StopServer(apart, clock, 5762)
         weights = WeightStore.open(root / "weights", self.ledger)
         self.gateway = Gateway(
-            server, self.ledger, ingest, weights, self.view, TASKS, SPEC, clock, clock.now_ns, self.stops
+            server,
+            self.ledger,
+            ingest,
+            weights,
+            self.view,
+            AdmittedRobots.of_one(SPEC, TASKS),
+            clock,
+            clock.now_ns,
+            self.stops,
         )
         self._next_status_ns = 0
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.async_delay.statistics import wilson
 from benchmarks.common.table import Goal, Result, run
 from benchmarks.rollout.fleet import Quality
 from benchmarks.rollout.trials import LineCase, LineOutcome, TrialCase, TrialOutcome, run_line, run_trial
 from cloud_learner.rollout.config import RolloutConfig
+from fleet.evaluation.statistics import wilson
 
 _CONFIG = RolloutConfig(canary=0.2)
 _DECISIVE = 0.2

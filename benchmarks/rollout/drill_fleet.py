@@ -17,8 +17,8 @@ from torch import nn
 from benchmarks.rollout.drill_robot import DrillEvaluator, DrillPeer, DrillRobot
 from benchmarks.rollout.training import TrainedPolicy
 from cloud_learner.training.config import PublisherConfig
-from cloud_learner.training.publisher import VersionPublisher
-from cloud_learner.training.uploader import WeightUploader
+from cloud_learner.training.publishing.publisher import VersionPublisher
+from cloud_learner.training.publishing.uploader import WeightUploader
 from fleet.cli.client import FleetClient
 from fleet.config.data_directory import DataDirectory
 from wire.clock import clock_name

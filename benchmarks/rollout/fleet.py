@@ -43,7 +43,7 @@ class DiceFleet:
         self._dice = random.Random(seed)
         names = [f"arm{seed}-{number}" for number in range(robots)]
         self._skill = {name: self._dice.uniform(-robot_spread, robot_spread) for name in names}
-        controller.set_robots(names, 0)
+        controller.set_robots(dict.fromkeys(names, ""), 0)
         self._ends: list[tuple[float, str]] = []
         self._running: dict[str, tuple[int, int, bool, int]] = {}
         """by robot: version, task, whether it will succeed, when it began"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from torch import nn
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from cloud_learner.buffer.loading.dataset import ReplayDataset
-from cloud_learner.training.action_check import ActionCheck
+from cloud_learner.training.publishing.action_check import ActionCheck
 from cloud_learner.training.status import TrainerPhase, VersionRefusal
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.launch import factories
+from fleet.launch import learning
 from policies.interface.policy import LearnedPolicy
 
 _ROBOTS, _EVERY, _A_ROUND = 2, 200, 2.0
@@ -54,10 +55,10 @@ def train(place: Path, versions: int, seed: int = 0) -> Iterator[TrainedPolicy]:
         files.append(learner.weights())
     ledger, store = fleet.data.buffer.open_reader()
     policy = recipe.make_policy(recipe.spec, seed)
-    config = factories.dataset_config(recipe, policy, seed)
+    config = learning.dataset_config(recipe, policy, seed)
     with ReplayDataset(ledger, store, recipe.spec, config) as dataset:
         dataset.refresh()
-        check = factories.make_action_check(recipe, learner, dataset, store, seed)
+        check = learning.make_action_check(recipe, learner, dataset, store, seed)
         assert check is not None
         check.choose()
         assert check.ready
@@ -110,10 +111,11 @@ def scores(trained: TrainedPolicy, random: int) -> list[dict[str, Any]]:
 def _row(check: ActionCheck, name: str, is_to: str, pairs: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     changes, distances, faults = [], [], []
     for file, parent in pairs:
-        before, after = check.act(parent, "parent"), check.act(file, "child")
+        known = hashlib.sha256(parent).hexdigest()
+        before, after = check.act(parent, known), check.act(file)
         assert not isinstance(before, VersionRefusal)
         assert not isinstance(after, VersionRefusal)
-        change, refusal = check.compare(after, "parent")
+        change, refusal = check.compare(after, known)
         changes.append(change)
         distances.append(check.distance(after) or 0.0)
         faults.append(refusal.fault.value if refusal is not None else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.rollout.fleet import DiceFleet, Quality
+from cloud_learner.rollout.comparison import EpisodeResult
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.controller import RolloutController
 from cloud_learner.rollout.records import DecisionKind
@@ -58,7 +59,9 @@ def run_trial(case: TrialCase, config: RolloutConfig, seed: int) -> TrialOutcome
             fleet.harder = case.harder
         robots = len(fleet.acted.get(2, ()))
         for decision in fleet.step():
-            if decision.version == 2 and decision.kind in (DecisionKind.promoted, DecisionKind.rolled_back):
+            # withdrawn: left to a person
+            over = (DecisionKind.promoted, DecisionKind.rolled_back, DecisionKind.withdrawn)
+            if decision.version == 2 and decision.kind in over:
                 return TrialOutcome(
                     decision.kind is DecisionKind.promoted,
                     decision.reason.startswith("not shown"),
@@ -102,11 +105,9 @@ class LineOutcome:
 class Unwatched(RolloutController):
     """Without the comparison with the reference."""
 
-    def _decide_line(self, now_ns: int) -> None:
-        pass
-
-    def _line_leans(self) -> bool:
-        return False
+    def _compare(self, number: int, task: str, result: EpisodeResult) -> None:
+        self._state.line = None
+        super()._compare(number, task, result)
 
 
 def run_line(case: LineCase, seed: int) -> LineOutcome:

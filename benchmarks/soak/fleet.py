@@ -16,7 +16,7 @@ from benchmarks.common.tcp_proxy import TcpProxy
 from benchmarks.common.weights_file import random_weights
 from benchmarks.soak.robot import PLACE, RECIPE, read_notes
 from benchmarks.soak.services import StorageServices
-from cloud_learner.training.uploader import WeightUploader
+from cloud_learner.training.publishing.uploader import WeightUploader
 from fleet.config.data_directory import DataDirectory
 from fleet.launch.backend import free_port
 from wire.clock import MonotonicClock, clock_name

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.common.weights_file import random_weights
 from benchmarks.stop_latency.fleet import OTHER, ROBOT, StopFleet
 from benchmarks.stop_latency.robot import CONFIG, DISK_FULL
-from cloud_learner.training.uploader import WeightUploader
+from cloud_learner.training.publishing.uploader import WeightUploader
 from fleet.config.data_directory import DataDirectory
 from hal.drivers.fake import fake_spec
 from robot_edge.uplink.segments import SegmentBuilder

@@ -52,8 +52,8 @@ def recipe(seed: int = 0) -> Recipe:
             _note_what_acts(policy, notes_of(Path(os.environ[PLACE]), os.environ[ROBOT]))
         return policy
 
-    algorithm = replace(job.algorithm, pretrain_steps=10, publish_every_s=1.0)
-    return replace(job, make_policy=make_policy, algorithm=algorithm, demonstrations=2)
+    training = replace(job.training, pretrain_steps=10, publish_every_s=1.0)
+    return replace(job, make_policy=make_policy, training=training, demonstrations=2)
 
 
 def notes_of(place: Path, robot: str) -> Path:

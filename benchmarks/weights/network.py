@@ -18,11 +18,12 @@ from benchmarks.common.tcp_proxy import TcpProxy
 from benchmarks.stop_latency.loads import Peer
 from benchmarks.wire.fleet import ChildProcess, GatewayServer
 from benchmarks.wire.samples import SPEC, TASKS
-from cloud_learner.training.uploader import WeightUploader
+from cloud_learner.training.publishing.uploader import WeightUploader
 from fleet.config.data_directory import DataDirectory
 from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.relay_source import RelaySource
 from wire.clock import MonotonicClock, clock_name
-from wire.messages.gateway import Deltas, Hello, HelloAck, Published, VersionAvailable, WeightBytes
+from wire.messages.gateway import Deltas, Hello, HelloAck, Published, Rejection, VersionAvailable, WeightBytes
 from wire.transport.faults import FaultPlan, FaultWindow
 from wire.transport.keys import GATEWAY, make_keys
 from wire.transport.session import GatewaySession
@@ -41,8 +42,9 @@ class RobotFetcher:
         self._gateway = ZmqClient(gateway, name, keys)
         self._relay = ZmqClient(relay, name, keys, RELAY) if relay else None
         clock = MonotonicClock()
+        source = RelaySource(self._relay, clock) if self._relay is not None else None
         self._session = GatewaySession(self._gateway, Hello(name, Role.edge, clock_name(), 0, 1, SPEC, TASKS), clock)
-        self.client = WeightClient(place / name, self._gateway, clock, relay=self._relay)
+        self.client = WeightClient(place / name, self._gateway, clock, relay=source)
         self.client.tasks.start()
         self.ready = 0
         """number of the version that is here"""
@@ -65,6 +67,8 @@ class RobotFetcher:
         while self._relay is not None and (message := self._relay.recv()) is not None:
             if isinstance(message, WeightBytes):
                 self.client.add_part(message, by_relay=True)
+            elif isinstance(message, Rejection) and message.request is not None:
+                self.client.on_relay_refused(message.request, message.reason)
         if self.client.poll() and self.client.ready is not None:
             self.ready, self.ready_s = self.client.ready[0].number, time.monotonic()
         self._session.poll()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.weights.training import paths_of
 from wire.weights.delta import DeltaStats, Precision, WeightsLayout, apply, encode, read_frames
 
 _INDEX_BYTES, _VALUE_BYTES = 4, 2
@@ -21,8 +22,7 @@ _INDEX_BYTES, _VALUE_BYTES = 4, 2
 
 def load(place: Path) -> list[np.ndarray]:
     """uint8[size] of each version of a run, oldest first; read from disk as they are looked at."""
-    paths = sorted(place.glob("*.safetensors"), key=lambda path: int(path.stem))
-    return [np.memmap(path, np.uint8, "r") for path in paths]
+    return [np.memmap(path, np.uint8, "r") for path in paths_of(place)]
 
 
 def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[str, Any]:

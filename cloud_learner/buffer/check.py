@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import simplejpeg
 
+from cloud_learner.buffer.control import by_human
 from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
 from wire.identity.sealing import HASH_BYTES
@@ -211,6 +212,11 @@ def check_steps(segment: Segment, spec: RobotSpec) -> None:
         raise InvalidDataError(f"tick {segment.first_tick + t - 1} is both terminated and truncated.")
     if t and int(segment.actor.max()) >= len(ACTORS):
         raise InvalidDataError(f"actor {int(segment.actor.max())} is none of {ACTORS}.")
+    if not isinstance(segment.recovery, msgspec.UnsetType):
+        _require_array(segment.recovery, "|b1", (t,), "recovery")
+        if (wrong := segment.recovery & ~by_human(segment.actor)).any():
+            tick = segment.first_tick + int(np.argmax(wrong))
+            raise InvalidDataError(f"recovery at tick {tick}, and neither a human nor a script acts.")
     if t and int(segment.version.min()) < 0:
         raise InvalidDataError(f"version {int(segment.version.min())} is negative.")
     _check_chunks(segment, spec)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from wire.messages.gateway import ACTORS
+from wire.messages.gateway import ACTORS, Segment
 
 POLICY, HUMAN, SCRIPT, HOLD = (ACTORS.index(name) for name in ("policy", "human", "script", "hold"))
 NOBODY = -1
+RECOVERY = 128
+"""on top of an actor who only brings the robot back (`Segment.recovery`): runs, and steps in memory, have actors that
+are marked so"""
 
 
 class Control(msgspec.Struct, frozen=True):
@@ -28,9 +31,27 @@ class Control(msgspec.Struct, frozen=True):
     """interventions within the segment; the seam to the one before is not counted"""
 
 
+def marked_actor(segment: Segment) -> np.ndarray:
+    """uint8[T] indices into `ACTORS`, with `RECOVERY` on top where somebody recovers."""
+    if isinstance(segment.recovery, msgspec.UnsetType):
+        return segment.actor
+    return segment.actor | np.uint8(RECOVERY) * segment.recovery
+
+
+def actor_index(marked: np.ndarray) -> np.ndarray:
+    """uint8[T] indices into `ACTORS` of marked ones."""
+    return marked & np.uint8(RECOVERY - 1)
+
+
+def is_recovery(marked: np.ndarray) -> np.ndarray:
+    """bool[T] of marked actors."""
+    return marked >= RECOVERY
+
+
 def by_human(actor: np.ndarray) -> np.ndarray:
-    """bool[T] of uint8[T]: whether a human or a script acted."""
-    return (actor == HUMAN) | (actor == SCRIPT)
+    """bool[T] of uint8[T], marked or not: whether a human or a script acted."""
+    who = actor & (RECOVERY - 1)
+    return (who == HUMAN) | (who == SCRIPT)
 
 
 def summarise_control(actor: np.ndarray) -> Control:
@@ -67,7 +88,7 @@ def largest_lag(actor: np.ndarray, version: np.ndarray, demonstration: bool, new
 
 
 def find_runs(actor: np.ndarray, version: np.ndarray) -> np.ndarray:
-    """int32[k, 4]: first offset, count, actor and version of each stretch in which neither changes."""
+    """int32[k, 4]: first offset, count, actor, marked or not, and version of each stretch in which neither changes."""
     if not len(actor):
         return np.zeros((0, 4), np.int32)
     changes = (actor[1:] != actor[:-1]) | (version[1:] != version[:-1])

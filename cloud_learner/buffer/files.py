@@ -18,7 +18,7 @@ from wire.errors import CorruptDataError, InvalidDataError, storage_errors
 
 _NEARLY_FULL = 0.05
 """part of a disk"""
-_FLUSHED_BYTES = 2 * 1024 * 1024
+FLUSHED_BYTES = 2 * 1024 * 1024
 """What is on its way to the device at once: whoever flushes another file meanwhile, as the journal, waits behind it."""
 TEMPORARY = ".part"
 """Suffix of files that are being written."""
@@ -50,8 +50,8 @@ def write_durably(path: Path, data: bytes | memoryview, what: str, temporary: Pa
             make_directory(path.parent)
             make_directory(temporary.parent)
             with open(temporary, "wb") as file:
-                for first in range(0, max(1, len(data)), _FLUSHED_BYTES):
-                    file.write(memoryview(data)[first : first + _FLUSHED_BYTES])
+                for first in range(0, max(1, len(data)), FLUSHED_BYTES):
+                    file.write(memoryview(data)[first : first + FLUSHED_BYTES])
                     file.flush()
                     os.fsync(file.fileno())
             move_durably(temporary, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import TakenRobots
@@ -16,9 +16,9 @@ from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.dispatch.robot_holds import RobotHolds
 from cloud_learner.operator.view import FleetView
 from cloud_learner.operator.view_models import FINISHED
-from hal.resource.capabilities import capabilities_of
+from hal.resource.admitted_robots import AdmittedRobots
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import ConfigError, RejectedError, StorageError, suggest
+from wire.errors import ConfigError, RejectedError, StorageError
 from wire.messages import Message
 from wire.messages.fleet import (
     AcquireLease,
@@ -54,7 +54,7 @@ class Dispatcher:
         ledger: Ledger,
         notes: Notes,
         view: FleetView,
-        tasks: Sequence[str],
+        robots: AdmittedRobots,
         send: Callable[[str, Message], bool],
         announce: Callable[[str, int | None], None],
         role_of: Callable[[str], str],
@@ -69,7 +69,7 @@ class Dispatcher:
         self._ledger = ledger
         self._notes = notes
         self._view = view
-        self._tasks = tuple(tasks)
+        self._admitted = robots
         self._send = send
         self._announce = announce
         self._specs: dict[str, RobotSpec] = {}
@@ -99,7 +99,7 @@ class Dispatcher:
             counts,
             on_health=lambda robot, text: view.add_event("health", text, robot),
         )
-        self.jobs = JobStore(ledger, notes, self.scheduler, view, tasks, wall_ns)
+        self.jobs = JobStore(ledger, notes, self.scheduler, view, robots, wall_ns)
         self._history = LeaseHistory(
             ledger,
             notes,
@@ -126,15 +126,6 @@ class Dispatcher:
             self.clients.restore(lease, now_ns)
 
     # --- robots ---------------------------------------------------------------------------------------------------
-
-    def task_mismatch(self, name: str, hello: Hello) -> str:
-        """Why a robot can do nothing here, '' when it can."""
-        if not hello.tasks or set(hello.tasks) & set(self._tasks):
-            return ""
-        return (
-            f"tasks: robot '{name}' can do {', '.join(hello.tasks)}, but this fleet works on {', '.join(self._tasks)}."
-            f"{suggest(hello.tasks[0], self._tasks)} Start it with the fleet's recipe."
-        )
 
     def on_hello(self, name: str, hello: Hello, now_ns: int, then: Callable[[], None]) -> None:
         """A robot said hello, for the first time or again. `then` is called once it is one of the fleet.
@@ -187,7 +178,7 @@ class Dispatcher:
 
     def _join(self, name: str, hello: Hello, now_ns: int) -> None:
         assert hello.spec is not None
-        capabilities = capabilities_of(hello.spec, hello.tasks, hello.site)
+        capabilities = self._admitted.capabilities(hello.spec, hello.tasks, hello.site)
         if self.scheduler.join(name, capabilities, now_ns, self._identities[name], self._brought.get(name, 0)):
             self._assigned.pop(name, None)
         if name in self._assigned:

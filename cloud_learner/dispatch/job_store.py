@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -12,9 +12,10 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.dispatch.requests import LONGEST_NAME, check_names, check_request
 from cloud_learner.operator.view import FleetView
+from hal.resource.admitted_robots import AdmittedRobots
 from hal.scheduler.episodes import HELD_OUT_SEEDS
 from hal.scheduler.scheduler import Scheduler
-from wire.errors import ConfigError, RejectedError, StorageError, suggest
+from wire.errors import ConfigError, RejectedError, StorageError
 from wire.messages.fleet import JobKind, JobPhase, JobRequest, JobState
 from wire.messages.gateway import Evaluation
 from wire.types import EpisodeOutcome
@@ -36,7 +37,7 @@ class JobStore:
         notes: Notes,
         scheduler: Scheduler,
         view: FleetView,
-        tasks: Sequence[str],
+        robots: AdmittedRobots,
         wall_ns: Callable[[], int],
     ) -> None:
         """`ledger`: asked at the start, and by `notes`."""
@@ -44,7 +45,7 @@ class JobStore:
         self._notes = notes
         self._scheduler = scheduler
         self._view = view
-        self._tasks = tuple(tasks)
+        self._admitted = robots
         self._wall_ns = wall_ns
         self._open: dict[str, int] = {}
         """jobs whose end is not noted yet, and when they were submitted, nanoseconds since 1970"""
@@ -60,7 +61,7 @@ class JobStore:
 
         `practised`: (episodes, successes) of the standing job so far. Raises `StorageError`.
         """
-        main = JobRequest(MAIN, JobKind.rollout, self._tasks, submitter="gateway")
+        main = JobRequest(MAIN, JobKind.rollout, self._admitted.tasks, submitter="gateway")
         self._scheduler.submit(main, now_ns, counted=practised)
         for row in self._ledger.jobs():
             counted = self._ledger.episodes_of_job(row.id)
@@ -102,15 +103,12 @@ class JobStore:
             return
         if fault := self._notes.fault:
             raise StorageError(f"job '{request.id}' cannot be noted now: {fault}")
-        if unknown := [task for task in request.tasks if task not in self._tasks]:
-            raise ConfigError(
-                f"tasks: this fleet does not know '{unknown[0]}'.{suggest(unknown[0], self._tasks)} "
-                f"It knows {', '.join(self._tasks)}."
-            )
+        there = ((robot.name, robot.capabilities) for robot in self._scheduler.robots(now_ns))
+        asked = msgspec.structs.replace(request, tasks=self._admitted.job_tasks(request, there))
         wall_ns = self._wall_ns()
 
         def add() -> JobRequest | None:
-            complete = self._fill_in(request)
+            complete = self._fill_in(asked)
             check_request(complete)
             return complete if self._ledger.add_job(complete, wall_ns) else None
 
@@ -198,17 +196,17 @@ class JobStore:
         return evaluation if evaluation.success and self._ledger.add_evaluation(evaluation, wall_ns) else None
 
     def _fill_in(self, request: JobRequest) -> JobRequest:
-        """A request with what was left open filled in. Raises `ConfigError` that names the field, `StorageError`."""
-        changes: dict[str, object] = {} if request.tasks else {"tasks": self._tasks}
-        if request.kind == JobKind.evaluation:
-            version = self._ledger.version(request.version) if request.version else self._ledger.newest_version()
-            if version is None:
-                what = f"there is no policy version {request.version}" if request.version else "there is none yet"
-                raise ConfigError(f"version: {what}. The page shows the newest one.")
-            changes["version"] = version.version.number
-        elif request.version:
-            raise ConfigError("version: only an evaluation asks for one; a rollout follows the newest.")
-        return msgspec.structs.replace(request, **changes)
+        """A request with the version filled in that was left open. Raises `ConfigError` that names the field,
+        `StorageError`."""
+        if request.kind != JobKind.evaluation:
+            if request.version:
+                raise ConfigError("version: only an evaluation asks for one; a rollout follows the newest.")
+            return request
+        version = self._ledger.version(request.version) if request.version else self._ledger.newest_version()
+        if version is None:
+            what = f"there is no policy version {request.version}" if request.version else "there is none yet"
+            raise ConfigError(f"version: {what}. The page shows the newest one.")
+        return msgspec.structs.replace(request, version=version.version.number)
 
 
 def _nothing() -> None:

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer, PeerBudget, clock_budget, key_mismatch
 from cloud_learner.operator.view import FleetView
+from hal.resource.admitted_robots import AdmittedRobots
 from wire.clock import Clock
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import Hello, Rejection
 from wire.transport.channel import PEER_SUFFIX
-from wire.types import CALLERS, RobotSpec, Role
+from wire.types import CALLERS, Role
 
 log = logging.getLogger(__name__)
 _FORGET_NS = 600_000_000_000
@@ -30,18 +31,16 @@ class Introductions:
         channel: AuthenticatedServerChannel,
         peers: dict[str, KnownPeer],
         view: FleetView,
-        spec: RobotSpec,
+        robots: AdmittedRobots,
         clock: Clock,
         refused: Counter[str],
         told: PeerBudget,
-        task_mismatch: Callable[[str, Hello], str],
         on_forgotten: Callable[[str], None],
     ) -> None:
-        """`spec`: of the robots that are let in; `told`: of what is said in the log; `task_mismatch(name, hello)`: why
-        a robot can do nothing here; `on_forgotten(name)`: a peer is none any more."""
-        self._channel, self._peers, self._view, self._spec, self._clock = channel, peers, view, spec, clock
-        self._refused, self._told, self._task_mismatch = refused, told, task_mismatch
-        self._on_forgotten = on_forgotten
+        """`robots`: those that are let in; `told`: of what is said in the log; `on_forgotten(name)`: a peer is none any
+        more."""
+        self._channel, self._peers, self._view, self._robots, self._clock = channel, peers, view, robots, clock
+        self._refused, self._told, self._on_forgotten = refused, told, on_forgotten
         self._rejections: dict[str, str] = {}
         """by the name of a key: why it was turned away last"""
         self._clock_changes = clock_budget()
@@ -60,10 +59,10 @@ class Introductions:
                 self._reject(peer, reason, RefusalReason.duplicate_name)
                 return None
             peer = self._channel.adopt(peer)
-        if reason := peer_checks.spec_mismatch(peer, hello, self._spec):
+        if reason := peer_checks.spec_mismatch(peer, hello, self._robots.refusal):
             self._reject(peer, reason, RefusalReason.other_spec)
             return None
-        if role == Role.edge and (reason := self._task_mismatch(peer, hello)):
+        if role == Role.edge and (reason := self._robots.task_mismatch(peer, hello)):
             self._reject(peer, reason, RefusalReason.rejected)
             return None
         if role in CALLERS:
@@ -73,7 +72,9 @@ class Introductions:
         if changed and not self._clock_changes.take(name, now_ns):
             self._reject(peer, peer_checks.too_many_clocks(name), RefusalReason.too_often)
             return None
-        known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, before.offset_ns if before else None)
+        offset_ns, spec = before.offset_ns if before else None, hello.spec
+        known = KnownPeer(role, hello.clock, hello.pid, hello.site, now_ns, offset_ns, spec=spec)
+        known.spec_hash = spec.hash if spec is not None else ""
         self._peers[peer] = known
         self._rejections.pop(name, None)
         if before is None or before.rejected:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from wire.errors import RejectedError, SpecMismatchError
+from wire.errors import RejectedError
 from wire.messages.gateway import EdgeEvent, Evaluation, Hello, Preview
 from wire.types import RobotSpec, Role
 
@@ -46,14 +47,12 @@ def too_many_clocks(name: str) -> str:
     )
 
 
-def spec_mismatch(peer: str, hello: Hello, wanted: RobotSpec) -> str:
-    """Why the robot of `hello` is none that the fleet's policy is made for, with the field; '' when it is one."""
+def spec_mismatch(peer: str, hello: Hello, refusal: Callable[[RobotSpec], str]) -> str:
+    """Why the robot of `hello` is none that can work here, with the field; '' when it is one. `refusal`: as
+    `AdmittedRobots` has it."""
     if hello.spec is not None:
-        try:
-            wanted.require(hello.spec, f"the policy of this fleet and robot '{peer}'")
-        except SpecMismatchError as error:
-            return f"spec: {error}"
-    elif hello.role == Role.edge:
+        return f"spec: robot '{peer}': {why}" if (why := refusal(hello.spec)) else ""
+    if hello.role == Role.edge:
         return f"spec: robot '{peer}' did not say what it measures and accepts. Start it with `vla-fleet edge`."
     return ""
 
@@ -86,9 +85,9 @@ def check_evaluation(evaluation: Evaluation) -> None:
         raise RejectedError("success: a share is from 0 to 1.")
 
 
-def check_preview(preview: Preview, spec: RobotSpec) -> None:
+def check_preview(preview: Preview, spec: RobotSpec | None) -> None:
     """Raise `RejectedError` for a picture of a camera that the robot has not: one of each is kept."""
-    if all(preview.camera != camera.name for camera in spec.cameras):
+    if spec is None or all(preview.camera != camera.name for camera in spec.cameras):
         raise RejectedError(f"camera: a picture of {preview.camera[:64]!r}, which is no camera of '{preview.robot}'.")
 
 

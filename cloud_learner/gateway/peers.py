@@ -15,7 +15,7 @@ from wire.messages.fleet import AcquireLease, CancelJob, ReleaseLease, SubmitJob
 from wire.messages.gateway import FetchWeights, Hello, OperatorCommand, WeightBytes
 from wire.transport.channel import PEER_SUFFIX, ServerChannel
 from wire.transport.keys import KeyRecord
-from wire.types import OperatorCommandKind
+from wire.types import OperatorCommandKind, RobotSpec
 
 
 class AuthenticatedServerChannel(ServerChannel, Protocol):
@@ -106,6 +106,10 @@ class KnownPeer(msgspec.Struct):
     """gateway time - its time, by the sample that waited least on its way"""
     rejected: bool = False
     """it is not listened to any more"""
+    spec: RobotSpec | None = None
+    """of the robot that it drives or does without, None: of none"""
+    spec_hash: str = ""
+    """of `spec`, which takes a while to hash"""
     welcomed: bool = False
     """it was answered: versions are announced to it, for it knows by which key they are signed"""
 

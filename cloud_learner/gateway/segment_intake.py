@@ -34,6 +34,8 @@ class SegmentIntake:
     """set before the first segment comes"""
     on_stored: Callable[[Segment, int], None]
     """called with each segment that is new, and the human steps of its episode with the last one; as well"""
+    on_disk_full: Callable[[], None]
+    """called when a segment could not be stored for want of room; as well"""
     storage: StorageThread
     """as well"""
 
@@ -86,6 +88,8 @@ class SegmentIntake:
         self._metrics.on_ingested(segment, result)
         if segment is None or result.outcome == IngestOutcome.retry:
             self._refused[RefusalReason.not_stored] += 1
+            if result.disk_full:
+                self.on_disk_full()
             if not result.fault and result.reason != self._pending:
                 # Told once per change, not once per message; faults are shown as long as they last.
                 self._pending = result.reason

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from cloud_learner.buffer.ledger.ledger import Ledger
@@ -38,9 +38,10 @@ from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.gateway.versions.version_service import VersionService
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
+from hal.resource.admitted_robots import AdmittedRobots
 from wire.clock import Clock, clock_name
 from wire.codec import Undecoded, decode
-from wire.errors import FleetError, MessageTooLargeError, ProtocolError
+from wire.errors import DiskFullError, FleetError, MessageTooLargeError, ProtocolError, StorageError
 from wire.identity.permissions import MAY_SEND, Port
 from wire.identity.refusals import RefusalReason
 from wire.identity.sealing import SealOpener
@@ -71,7 +72,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.task_thread import TaskThread
-from wire.types import CALLERS, RobotSpec, Role
+from wire.types import CALLERS, Role
 from wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -108,17 +109,16 @@ class Gateway:
         ingest: Ingest,
         weights: WeightStore,
         view: FleetView,
-        tasks: Sequence[str],
-        spec: RobotSpec,
+        robots: AdmittedRobots,
         clock: Clock,
         wall_ns: Callable[[], int] = time.time_ns,
         stops: StopServer | None = None,
         rollout: RolloutConfig | None = None,
         seals: SealOpener | None = None,
     ) -> None:
-        """`tasks`: what the fleet practises when nobody asks for anything else; `spec`: of the robots its policy is
-        made for, others are refused with the difference. `stops`: their own way; without it they go like the rest.
-        `rollout`: how new versions come to act on all robots; `seals`: as of `StorageThread`.
+        """`robots`: those that can work here, and on what; others are refused with what fits. `stops`: their own way;
+        without it they go like the rest. `rollout`: how new versions come to act on all robots; `seals`: as of
+        `StorageThread`.
 
         Goes on where the last gateway was, from the ledger. Raises `StorageError`.
         """
@@ -128,7 +128,7 @@ class Gateway:
         refusals = [self.refused, channel.refused, *([stops.refused] if stops is not None else [])]
         self.metrics = GatewayMetrics(view, ledger, self._peers, refusals, clock)
         self._channel = channel = CountedChannel(channel, self.metrics)
-        self._ledger, self._view, self._spec, self._clock, self._wall_ns = ledger, view, spec, clock, wall_ns
+        self._ledger, self._view, self._robots, self._clock, self._wall_ns = ledger, view, robots, clock, wall_ns
         self._kept, self._told, self._rate = event_budget(), event_budget(), MessageRate()
         self._next_look_s = 0.0
         self.wakeup = Wakeup()
@@ -141,19 +141,20 @@ class Gateway:
         rollout = rollout or RolloutConfig()
         self._pictures = HeldPictures(channel, self._peers, ledger, self._storage, clock)
         self._versions = VersionService(
-            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout, spec
+            channel, self._peers, view, ledger, weights, self._storage, clock, self.refused, rollout
         )
         self._rollout = self._versions.rollout
         self._intake.on_stored = self._rollout.on_segment
+        self._intake.on_disk_full = partial(self._rollout.prune, full=True)
         self._threads: tuple[TaskThread, ...] = (self._storage, *self._versions.threads)
         self._clocks = PeerClocks(self._store_clock_offset, self._tell, wall_ns)
         self._commands = CommandForwarder(channel, stops, view, clock, self._add_event)
         ways = self._commands.send, self._versions.announce, channel.role
-        self._dispatcher = Dispatcher(ledger, self._storage, view, tasks, *ways, wall_ns, clock.now_ns())
+        self._dispatcher = Dispatcher(ledger, self._storage, view, robots, *ways, wall_ns, clock.now_ns())
         self._commands.dispatcher = self._intake.dispatcher = self._dispatcher
         self._versions.follow(self._dispatcher)
-        calls = self._dispatcher.task_mismatch, self._clocks.forget
-        self._introductions = Introductions(channel, self._peers, view, spec, clock, self.refused, self._told, *calls)
+        counted = self.refused, self._told, self._clocks.forget
+        self._introductions = Introductions(channel, self._peers, view, robots, clock, *counted)
         for thread in self._threads:
             thread.on_result = self.wakeup.ring
         view.on_command = self.wakeup.ring
@@ -293,7 +294,7 @@ class Gateway:
                 self._commands.show(peer, message.stop)
                 self._dispatcher.on_status(message, now_ns)
             case Preview(robot=robot) if robot == peer:
-                peer_checks.check_preview(message, self._spec)
+                peer_checks.check_preview(message, known.spec)
                 self._view.update_preview(message)
             case EdgeEvent(robot=robot) if robot == peer and not self._kept.take(peer, now_ns):
                 self.refused[RefusalReason.too_often] += 1
@@ -381,7 +382,7 @@ class Gateway:
     def _hello_ack(self, echo_ns: int, received_ns: int) -> HelloAck:
         watched, intake = self._view.pages > 0, self._intake
         least_s = _PREVIEW_S if watched else _UNWATCHED_PREVIEW_S
-        preview_s = max(least_s, intake.recorders * len(self._spec.cameras) / _PREVIEWS_PER_S)
+        preview_s = max(least_s, intake.recorders * self._robots.most_cameras / _PREVIEWS_PER_S)
         fixed = self._commands.stop_port, intake.credit_bytes, preview_s, self._versions.signing_key
         return HelloAck(clock_name(), received_ns, echo_ns, watched, *fixed)
 
@@ -392,6 +393,8 @@ class Gateway:
         run = partial(self._ledger.add_event, self._clock.now_ns(), robot, kind, detail)
         self._storage.submit(Note(run, droppable=True))
 
-    def _on_storage_fault(self, reason: str) -> None:
+    def _on_storage_fault(self, error: StorageError) -> None:
         """Notes could not be stored; they are tried again."""
         self.metrics.storage_faults.inc()
+        if isinstance(error, DiskFullError):
+            self._rollout.prune(full=True)

@@ -65,6 +65,10 @@ def make_app(
         body = msgspec.json.encode(view.snapshot() | {"control": sessions.control()})
         return Response(body, media_type="application/json")
 
+    @app.get("/api/run")
+    async def run() -> Response:
+        return Response(msgspec.json.encode(view.run()), media_type="application/json")
+
     if metrics is not None:
         # not async: it is made in a thread, and people's commands need not wait for it
         @app.get("/metrics")

@@ -55,6 +55,8 @@ class PageMessageKind(StrEnum):
     discard = "discard"
     rerecord = "rerecord"
     scene_ready = "scene_ready"
+    recover = "recover"
+    correct = "correct"
 
 
 class PageMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 from cloud_learner.rollout.controller import RolloutController
 from cloud_learner.rollout.records import ShadowTally
 from wire.messages.fleet import ShadowStatus, VersionStatus
-from wire.types import PolicyVersion, RobotSpec
+from wire.types import PolicyVersion
 
 _SHOWN = 50
 
 
 def version_statuses(
-    controller: RolloutController, versions: Mapping[int, PolicyVersion], acting: Mapping[str, int], spec: RobotSpec
+    controller: RolloutController, versions: Mapping[int, PolicyVersion], acting: Mapping[str, int]
 ) -> tuple[VersionStatus, ...]:
     """The newest versions, and all that are needed, oldest first; `acting`: by robot, what it runs."""
     records = {record.number: record for record in controller.versions()}
@@ -34,15 +34,16 @@ def version_statuses(
             pinned=tuple(pins.get(number, ())),
             episodes=record.tally.judged,
             successes=record.tally.succeeded,
+            unjudged=record.tally.episodes - record.tally.judged,
             note=record.reason,
             frozen=controller.frozen,
-            shadow=_shadow(record.shadow, controller.shadow_robots() if number == controller.shadow else (), spec),
+            shadow=_shadow(record.shadow, controller.shadow_robots() if number == controller.shadow else ()),
         )
         for number in shown
     )
 
 
-def _shadow(tally: ShadowTally | None, robots: Collection[str], spec: RobotSpec) -> ShadowStatus | None:
+def _shadow(tally: ShadowTally | None, robots: Collection[str]) -> ShadowStatus | None:
     if tally is None:
         return None
     found = tally.difference
@@ -52,7 +53,7 @@ def _shadow(tally: ShadowTally | None, robots: Collection[str], spec: RobotSpec)
         mean=found.mean,
         p95=found.p95,
         most=max(found.largest, default=0.0),
-        largest={one.name: share for one, share in zip(spec.action, found.largest, strict=False)},
+        largest=dict(tally.largest),
         faults=tally.faults,
         problems=dict(tally.problems),
     )

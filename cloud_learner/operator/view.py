@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloud_learner.operator.command_queue import CommandQueue, VersionChange
+from cloud_learner.operator.run_curves import RunCurves
 from cloud_learner.operator.view_models import (
     LOST_AFTER_S,
     MODE_EVENTS,
@@ -73,6 +74,7 @@ class FleetView:
         self._versions: tuple[VersionStatus, ...] = ()
         self._curve: list[dict[str, Any]] = []
         self._curve_revision = 0
+        self._run = RunCurves()
         self._measured: dict[str, dict[str, Any]] = {}
         self._unaided = UnaidedSuccess()
         self._steps_stored = steps_stored
@@ -136,7 +138,12 @@ class FleetView:
             before = self._trainer[0].phase if self._trainer else None
             if status.phase != before:
                 self._add_event("trainer", f"trainer is {status.phase}")
-            self._trainer = (status, self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            self._trainer = (status, now_ns)
+            t_s = (now_ns - self._started_ns) / 1e9
+            acting = [one.status.version for one in self._robots.values() if one.status is not None and not one.lost]
+            behind = [self._version.number - number for number in acting if number and self._version is not None]
+            self._run.add(t_s, status, {"fleet/versions_behind": max(behind)} if behind else {})
 
     def add_version(self, version: PolicyVersion) -> None:
         """A version has been published. Call it before its announcement leaves."""
@@ -178,7 +185,7 @@ class FleetView:
                 return
             if t_s is None:
                 t_s = (self._clock.now_ns() - self._started_ns) / 1e9 - (finite(evaluation.duration_s) or 0.0)
-            self._curve.append({"t_s": max(0.0, round(t_s, 3)), **point})
+            self._curve.append({"t_s": max(0.0, round(t_s, 3)), "episodes": evaluation.episodes, **point})
             self._curve.sort(key=lambda p: p["t_s"])
             if len(self._curve) > MAX_CURVE_POINTS:
                 # Thin the older part, so that the curve always spans the whole run.
@@ -349,6 +356,11 @@ class FleetView:
                 "events_revision": self._events_revision,
             }
 
+    def run(self) -> dict[str, Any]:
+        """How the training run went until now, ready for JSON."""
+        with self._lock:
+            return self._run.model()
+
     # --- inside, with the lock held -----------------------------------------------------------------------------
 
     def _add_event(self, kind: str, text: str, robot: str = "", *, replace: bool = False) -> None:
@@ -375,7 +387,7 @@ class FleetView:
             return None
         status, seen_ns = self._trainer
         return {
-            **{field: getattr(status, field) for field in status.__struct_fields__},
+            **{field: getattr(status, field) for field in status.__struct_fields__ if field != "curves"},
             "refusal": status.refusal[:_LONGEST],
             "loss": finite(status.loss),
             "steps_per_s": finite(status.steps_per_s),

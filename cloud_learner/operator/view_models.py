@@ -76,6 +76,12 @@ class RobotView:
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EPISODES)
 
 
+def is_telling(outcome: str, helped: bool) -> bool:
+    """Whether an episode says how the policy does on its own: the verdict does, or that somebody helped it, whatever
+    came of that."""
+    return outcome in FINISHED or (helped and outcome == EpisodeOutcome.unjudged)
+
+
 class UnaidedSuccess:
     """Share of the newest finished episodes that succeeded with nobody's help.
 
@@ -88,7 +94,7 @@ class UnaidedSuccess:
 
     def add(self, version: int, outcome: str, *, helped: bool) -> None:
         """An episode has ended, `version` being the last that acted in it; aborted ones do not count."""
-        if outcome in FINISHED:
+        if is_telling(outcome, helped):
             self._newest.append((version, outcome == EpisodeOutcome.success and not helped))
 
     def summary(self) -> dict[str, Any] | None:
@@ -111,6 +117,7 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
     link = "lost" if age_s > LOST_AFTER_S else "ok" if status else "waiting"
     return {
         "name": robot.name,
+        "embodiment": spec.embodiment if spec is not None else "",
         "link": link,
         "age_s": round(age_s, 1),
         "mode": status.mode if status else Mode.hold,
@@ -128,6 +135,7 @@ def robot_model(robot: RobotView, now_ns: int, instructions: Mapping[str, str]) 
         "by_person": bool(status and status.by_person),
         "episode": status.episode if status else "",
         "open_outcome": status.open_outcome if status else "",
+        "part": status.part if status else "",
         "task": task,
         "instruction": instructions.get(task, ""),
         "version": status.version if status else 0,
@@ -189,6 +197,7 @@ def version_status_model(status: VersionStatus) -> dict[str, Any]:
         "pinned": list(status.pinned),
         "episodes": status.episodes,
         "successes": status.successes,
+        "unjudged": status.unjudged,
         "note": status.note,
         "frozen": status.frozen,
         "shadow": status.shadow and msgspec.to_builtins(status.shadow),

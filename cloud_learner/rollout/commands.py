@@ -15,7 +15,9 @@ def require_version(state: RolloutState, number: int) -> VersionRecord:
     record = state.versions.get(number)
     if record is None:
         known = sorted(state.versions)
-        range_text = f"Known are {known[0]} to {known[-1]}." if known else "None was published yet."
+        range_text = "None was published yet."
+        if known:
+            range_text = f"Known are {known[0]} to {known[-1]}; `vla-fleet versions list` shows them."
         raise RejectedError(f"version {number}: there is no such version. {range_text}")
     if record.state is VersionState.refused and not record.has_weights:
         raise RejectedError(
@@ -71,7 +73,7 @@ def check_shadow(state: RolloutState, number: int, robots: Collection[str]) -> N
             raise RejectedError("no version is a shadow. Nothing is to be undone.")
         return
     require_version(state, number)
-    if unknown := sorted(set(robots) - set(state.robots)):
+    if unknown := sorted(set(robots) - set(state.shapes)):
         raise RejectedError(f"there is no robot '{unknown[0][:64]}' here now.")
     if number == state.current and not state.pins and not state.canary:
         raise RejectedError(f"version {number}: robots act by it. There is nothing to compare it with.")

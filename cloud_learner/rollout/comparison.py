@@ -59,7 +59,8 @@ class Tally(msgspec.Struct):
             return f"a human share of {self.human_share / max(self.episodes, 1):.2f} in {self.episodes} episodes"
         if measure is Measure.stops:
             return f"{self.stopped} of {self.episodes} episodes stopped"
-        return f"{self.succeeded} of {self.judged} episodes succeeded"
+        unjudged = self.episodes - self.judged
+        return f"{self.succeeded} of {self.judged} episodes succeeded" + f" ({unjudged} unjudged)" * bool(unjudged)
 
 
 class WaitingEpisodes(msgspec.Struct):
@@ -91,6 +92,8 @@ class Comparison(msgspec.Struct, kw_only=True):
     """H0: nothing was lost; rejected, the new version is worse"""
     good: dict[Measure, BettingTest]
     """H0: it is worse by the margin or more; rejected, it is not"""
+    unjudged: BettingTest = msgspec.field(default_factory=lambda: BettingTest(bound=0.0, error=0.05))
+    """H0: the new version's episodes go unjudged no more often; failures may be among them"""
     waiting: dict[str, WaitingEpisodes] = {}
     """by task, the least recent first"""
     recorded: bool = False
@@ -139,6 +142,11 @@ class Comparison(msgspec.Struct, kw_only=True):
         """Whether the new version was shown not to be worse by the margin, in anything."""
         return all(test.rejected for test in self.good.values())
 
+    @property
+    def goes_unjudged(self) -> bool:
+        """Whether the new version's episodes seem to go unjudged more often, so that its success says little."""
+        return self.unjudged.log_wealth > _LEANS
+
     def leaning(self, evidence: float = _LEANS) -> Measure | None:
         """In what it looks worse now, without having been shown to be: log of the odds above `evidence`."""
         return next((measure for measure, test in self.worse.items() if test.log_wealth > evidence), None)
@@ -154,6 +162,11 @@ class Comparison(msgspec.Struct, kw_only=True):
         """Such as `3 of 12 episodes succeeded; of version 7, 38 of 45 episodes succeeded`."""
         return f"{self.new.text(measure)}; of {old}, {self.old.text(measure)}"
 
+    def judged_text(self, old: str) -> str:
+        """Such as `3 of 12 episodes judged, of version 7 38 of 45`."""
+        new, before = self.new, self.old
+        return f"{new.judged} of {new.episodes} episodes judged, of {old} {before.judged} of {before.episodes}"
+
     def _compare(self, new: list[EpisodeResult], old: list[EpisodeResult]) -> None:
         judged_new = [one.success for one in new if one.success is not None]
         judged_old = [one.success for one in old if one.success is not None]
@@ -166,6 +179,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         for measure, loss in losses.items():
             self.worse[measure].observe(loss)
             self.good[measure].observe(-loss)
+        self.unjudged.observe((len(new) - len(judged_new)) / len(new) - (len(old) - len(judged_old)) / len(old))
 
     def _of_task(self, task: str) -> WaitingEpisodes:
         """The one heard of last comes last; over `_TASKS` the first is dropped."""

@@ -11,11 +11,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How a version gets from the gate to all robots. Raises `ConfigError`."""
 
     canary: float = 0.0
-    """share of the robots, 0 to 1, that try a version before all get it: rounded up, never all of several robots.
-    0: what passed the gate is promoted at once, and nothing is compared"""
+    """share of the robots of each shape, 0 to 1, that try a version before all get it: at least one robot, otherwise
+    rounded down; never all of several robots. 0: what passed the gate is promoted at once, and nothing is compared"""
     control: float = 0.1
     """share of the robots that keep acting by the reference while another version is current, so that a slow loss over
-    many versions shows; rounded up, as far as canaries and robots on the current version are left. 0: none"""
+    many versions shows; rounded in the same way, as far as robots on the current version are left. 0: none"""
     margin: float = 0.2
     """what a promoted version must have been shown not to be worse by: in success and in stops a share of the episodes,
     in human share one of the steps"""
@@ -24,7 +24,7 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     beta: float = 0.05
     """most probability of promoting a version that is worse by `margin` or more, or letting in one by `gate_success`"""
     max_episodes: int = 200
-    """of a canary; then it is decided by what there is"""
+    """of a canary; then it is decided by what there is, or left to a person where too few were judged"""
     gate_success: float = 0.0
     """what a candidate's held-out success must be shown not to be worse by than that of the version it would replace, a
     share of the episodes, before robots act by it; while an evaluator is there. 0: it decides nothing"""

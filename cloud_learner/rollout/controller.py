@@ -12,6 +12,7 @@ from cloud_learner.rollout.commands import check_pin, check_promote, check_shado
 from cloud_learner.rollout.comparison import EpisodeResult, Measure
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.held_out import HeldOutRequest
+from cloud_learner.rollout.line import decide_line, line_leans
 from cloud_learner.rollout.records import (
     RECENT,
     DecisionKind,
@@ -24,14 +25,12 @@ from cloud_learner.rollout.records import (
 )
 from cloud_learner.rollout.transitions import VersionTransitions
 from wire.errors import InvalidDataError
-from wire.weights.action_difference import ActionDifference
 
 _LEAST_BLOCKS = 10
-"""compared, without which the bound on a canary's episodes promotes nothing"""
-_OWN_BLOCKS = 20
-"""of a version with the reference, before it may follow it"""
+"""in which success was compared, without which the bound on a canary's episodes decides nothing"""
 _RECORD_A_BLOCK = 8
 """new episodes for each of the reference's, where these come from its record and no more are added"""
+_LEFT = 2
 _TASK_CHARS = 200
 _SHADOWS = 3
 """robots that compute a shadow where nobody chose any: enough to see how far apart versions are"""
@@ -47,10 +46,11 @@ class RolloutController:
     Otherwise the newest candidate is the canary: it acts on some robots, and a `Comparison` with current decides.
 
     - Worse in success, human share or stops (error alpha over the three): rolled back, at once.
-    - Not worse by `margin` in any of them (error beta): promoted, unless one leans: evidence of 3 to 1 for a loss.
-    - After `max_episodes` of it: promoted when at least 10 blocks were compared, its success is no lower on average and
-      no measure has evidence of more than 1 to 1 for a loss; else rolled back. Of versions that are worse in success
-      by `margin` that promotes exp(-blocks margin^2 / 2) beside beta at most (Hoeffding 1963).
+    - Not worse by `margin` in any of them (error beta): promoted, unless one leans: evidence of 3 to 1 for a loss, or
+      for episodes that go unjudged more often than current's.
+    - After `max_episodes` of it: rolled back if success is lower on average or any evidence is for a loss; else left to
+      a person if success was compared in fewer than 10 blocks or goes unjudged more often; else promoted. Of versions
+      worse in success by `margin` that promotes exp(-blocks margin^2 / 2) beside beta at most (Hoeffding 1963).
 
     **Slow losses.** Many versions may each lose less than a canary can show. So current is watched against a reference,
     by robots that keep acting by it (`control`), over all versions since: `line`. When that line was shown to have lost
@@ -107,6 +107,13 @@ class RolloutController:
         return self._state.needed
 
     @property
+    def left_to_people(self) -> list[int]:
+        """The newest that were tried, and not decided on: whoever promotes one finds its weights."""
+        state = self._state
+        found = (one.number for one in self.versions() if one.state is VersionState.candidate and one.has_weights)
+        return [number for number in found if number <= state.newest_tried][-_LEFT:]
+
+    @property
     def wanted_measurements(self) -> list[HeldOutRequest]:
         """What evaluators are to measure now."""
         trial = self._state.held_out
@@ -137,7 +144,7 @@ class RolloutController:
             return frozenset()
         if state.shadow_robots:
             return frozenset(state.shadow_robots)
-        others = [robot for robot in state.robots if self.version_for(robot) != state.shadow]
+        others = [robot for robot in state.shapes if self.version_for(robot) != state.shadow]
         return few(others, state.shadow, _SHADOWS)
 
     def state(self) -> RolloutState:
@@ -158,10 +165,10 @@ class RolloutController:
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
-    def set_robots(self, robots: Iterable[str], now_ns: int) -> None:
-        """All that take part now. Who is not among them is never chosen to try something."""
-        if (names := sorted(set(robots))) != self._state.robots:
-            self._state.robots = names
+    def set_robots(self, robots: Mapping[str, str], now_ns: int) -> None:
+        """Shape by robot, of all that take part now: those of one are alike. Nobody else is chosen to try something."""
+        if robots != self._state.shapes:
+            self._state.shapes = dict(sorted(robots.items()))
             self._moves.divide()
             self._moves.advance(now_ns)
 
@@ -235,6 +242,20 @@ class RolloutController:
             # There may be enough episodes of current now for a fleet without a robot to spare.
             self._moves.advance(now_ns)
 
+    def on_work(self, robot: str, now_ns: int) -> bool:
+        """It has an episode under way, and nobody stops or drives it; several times a second. Whether that decided
+        anything: see `VersionTransitions.unended`."""
+        self._moves.note_work(robot, now_ns)
+        if not self._moves.unended():
+            return False
+        self._decide(now_ns)
+        return True
+
+    def on_other_work(self, robot: str) -> None:
+        """It ran an episode that is not counted: of an evaluation, or a demonstration."""
+        if robot in self._moves.split.canaries:
+            self._state.trial_worked_ns = 0
+
     def set_evaluator(self, is_there: bool, now_ns: int) -> bool:
         """Whether somebody can measure versions; to be called now and then. Whether that changed anything."""
         if not self._moves.gate.watch(is_there, now_ns):
@@ -251,14 +272,13 @@ class RolloutController:
             self._moves.advance(now_ns)
         return True
 
-    def on_shadow(self, robot: str, number: int, difference: ActionDifference, faults: int, fault: str) -> None:
-        """A robot has compared the shadow with what acted; `faults`: chunks that it failed to make; `fault`: what is
-        wrong there, '' when nothing is."""
+    def on_shadow(self, robot: str, number: int, found: ShadowTally) -> None:
+        """A robot has compared the shadow with what acted, or could not: what came of it since it said so last."""
         record = self._state.versions.get(number)
-        if record is None or robot not in self._state.robots:
+        if record is None or robot not in self._state.shapes:
             return
         record.shadow = record.shadow or ShadowTally()
-        record.shadow.add(robot, difference, faults, fault)
+        record.shadow.add(robot, found)
 
     # --- what people ask for --------------------------------------------------------------------------------------
 
@@ -269,12 +289,13 @@ class RolloutController:
         self._moves.advance(now_ns)
 
     def rollback(self, now_ns: int, to: int = 0, who: str = "a person") -> None:
-        """Go back to a version that was promoted; what was promoted or tried since is rolled back.
+        """Go back to a version that was promoted, and freeze: what waits would undo it. What came since is rolled back.
 
         0: undo the newest step: the canary if there is one, else the newest promotion. Raises `RejectedError`.
         """
         state, reason = self._state, f"rolled back by {who}."
         target = state.current if not to and state.canary else rollback_target(state, to)
+        state.frozen = True
         if state.canary:
             self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
         if target != state.current:
@@ -339,58 +360,36 @@ class RolloutController:
 
     def _decide(self, now_ns: int) -> None:
         """By what the newest episode added."""
-        self._decide_line(now_ns)
+        decide_line(self._moves, now_ns)
         state, trial = self._state, self._state.trial
         if trial is None:
             return
         old = f"version {state.current}"
         after = f"after {(now_ns - state.trial_since_ns) / 1e9:.0f} s: "
         if (lost := trial.loss_of()) is not None:
-            self._withdraw(f"worse in {lost.value} {after}{trial.text(lost, old)}.", now_ns)
+            reason = f"worse in {lost.value} {after}{trial.text(lost, old)}."
+            self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
+        elif unended := self._moves.unended():
+            robots = ", ".join(sorted(self._moves.split.canaries)[:8])
+            reason = f"a person must promote it: {robots} ended no episode by it {after}{unended}."
+            self._moves.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
         elif state.frozen:
             return
-        elif trial.is_good and trial.leaning() is None and not self._line_leans():
-            reason = f"not worse {after}{trial.text(Measure.success, old)}."
-            self._moves.promote(state.canary, reason, now_ns)
-            self._moves.advance(now_ns)
+        elif trial.is_good and trial.leaning() is None and not trial.goes_unjudged and not line_leans(self._state):
+            self._moves.promote(state.canary, f"not worse {after}{trial.text(Measure.success, old)}.", now_ns)
         elif trial.new.episodes >= self.config.max_episodes:
-            blocks = trial.worse[Measure.human].count
-            well = blocks >= _LEAST_BLOCKS and trial.worse[Measure.success].mean <= 0 and trial.leaning(0.0) is None
+            success = trial.worse[Measure.success]
             text = f"at the bound of {self.config.max_episodes} episodes {after}{trial.text(Measure.success, old)}"
-            if well and not self._line_leans():
-                self._moves.promote(state.canary, f"no sign of a loss {text}.", now_ns)
-                self._moves.advance(now_ns)
+            if success.mean > 0 or trial.leaning(0.0) is not None or line_leans(self._state):
+                reason = f"not shown to be as good {text}, {success.count} blocks compared."
+                self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
+            elif success.count < _LEAST_BLOCKS or trial.goes_unjudged:
+                reason = f"a person must promote it: {trial.judged_text(old)}, {success.count} blocks compared."
+                self._moves.end_trial(VersionState.candidate, DecisionKind.withdrawn, reason, now_ns)
             else:
-                self._withdraw(f"not shown to be as good {text}, {blocks} blocks compared.", now_ns)
-
-    def _decide_line(self, now_ns: int) -> None:
-        state, line = self._state, self._state.line
-        if line is None:
+                self._moves.promote(state.canary, f"no sign of a loss {text}.", now_ns)
+        else:
             return
-        after = f"after {(now_ns - state.line_since_ns) / 1e9:.0f} s: "
-        if (lost := line.loss_of()) is not None:
-            said = line.text(lost, f"version {state.reference}")
-            count = len(state.history) - 1 - state.history.index(state.reference)
-            reason = f"{count} versions since version {state.reference} lost in {lost.value} {after}{said}."
-            self._moves.go_back(state.reference, reason, now_ns)
-            self._moves.advance(now_ns)
-        elif (
-            line.good[Measure.success].rejected
-            and state.own_blocks >= _OWN_BLOCKS
-            and state.own_gain > 0
-            and line.leaning() is None
-        ):
-            reason = f"better than version {state.reference} {after}"
-            reason += f"{line.text(Measure.success, f'version {state.reference}')}."
-            state.reference, state.line = state.current, None
-            state.decide(DecisionKind.reference, state.current, reason, now_ns)
-            self._moves.divide()
-
-    def _line_leans(self) -> bool:
-        return self._state.line is not None and self._state.line.leaning() is not None
-
-    def _withdraw(self, reason: str, now_ns: int) -> None:
-        self._moves.end_trial(VersionState.rolled_back, DecisionKind.rolled_back, reason, now_ns)
         self._moves.advance(now_ns)
 
 

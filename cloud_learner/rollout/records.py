@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 
 import msgspec
@@ -10,6 +11,7 @@ from cloud_learner.rollout.comparison import Comparison, EpisodeResult, Tally
 from cloud_learner.rollout.held_out import HeldOutTrial
 from wire.weights.action_difference import ActionDifference
 
+log = logging.getLogger(__name__)
 MOST_VERSIONS = 512
 """remembered; of older ones those in use stay"""
 RECENT = 256
@@ -22,7 +24,7 @@ class VersionState(StrEnum):
     """Where a version is on its way."""
 
     candidate = "candidate"
-    """passed the gate; waits, or was passed over by a newer one"""
+    """passed the gate; waits, for a person if its trial showed too little, or was passed over by a newer one"""
     canary = "canary"
     promoted = "promoted"
     """current, or was"""
@@ -41,7 +43,7 @@ class DecisionKind(StrEnum):
     reference = "reference"
     """others are compared with it from now on"""
     withdrawn = "withdrawn"
-    """a canary that waits again, or whose weights are gone"""
+    """a canary that waits again or for a person, or whose weights are gone"""
 
 
 class RolloutDecision(msgspec.Struct, frozen=True):
@@ -67,18 +69,23 @@ class ShadowTally(msgspec.Struct):
     """What came of a version that robots compute without acting by it, over all robots."""
 
     difference: ActionDifference = ActionDifference()
-    """of its actions from those that acted"""
+    """of its actions from those that acted, of robots of whatever shape"""
+    largest: dict[str, float] = {}
+    """difference in each action dimension, by its name"""
     faults: int = 0
+    """chunks that were not made"""
     problems: dict[str, str] = {}
     """by robot, of those that compute it or should: what is wrong"""
 
-    def add(self, robot: str, difference: ActionDifference, faults: int, fault: str) -> None:
-        """What a robot found since it said something last; `fault`: what is wrong there, '' when nothing is."""
-        self.difference = self.difference.plus(difference)
-        self.faults += faults
-        if fault:
-            self.problems[robot] = fault
-        elif difference.chunks:
+    def add(self, robot: str, found: ShadowTally) -> None:
+        """What came of it on a robot since it said something last."""
+        self.difference = self.difference.plus(found.difference)
+        for name, share in found.largest.items():
+            self.largest[name] = max(share, self.largest.get(name, 0.0))
+        self.faults += found.faults
+        if found.problems:
+            self.problems |= found.problems
+        elif found.difference.chunks:
             self.problems.pop(robot, None)
 
 
@@ -120,7 +127,8 @@ class RolloutState(msgspec.Struct, kw_only=True):
     """what some robots compute without acting by it"""
     shadow_robots: list[str] = []
     """those that a person chose; none: a few"""
-    robots: list[str] = []
+    shapes: dict[str, str] = {}
+    """by robot, of all that take part"""
     frozen: bool = False
     pending: list[PendingEpisode] = []
     """by when they began"""
@@ -135,6 +143,10 @@ class RolloutState(msgspec.Struct, kw_only=True):
     trial: Comparison | None = None
     """of the canary against current"""
     trial_since_ns: int = 0
+    trial_worked_ns: int = 0
+    """so long its robots worked since, or since they did something else than practise"""
+    worked_at_ns: int = 0
+    """when one of them did last"""
     line: Comparison | None = None
     """of all that were current since the reference, against it"""
     line_since_ns: int = 0
@@ -196,3 +208,12 @@ class RolloutState(msgspec.Struct, kw_only=True):
                 return  # all are pinned, which is bounded too
             del self.versions[number]
             self.history = [n for n in self.history if n != number]
+
+
+def decode_state(kept: str) -> RolloutState:
+    """What was kept as JSON; anew, and said, where that cannot be read."""
+    try:
+        return msgspec.json.decode(kept, type=RolloutState) if kept else RolloutState()
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        log.error("what is kept of versions cannot be read (%s): the newest one is promoted.", error)
+        return RolloutState()

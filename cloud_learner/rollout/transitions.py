@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_learner.rollout.assignment import FleetSplit, split_fleet
+from cloud_learner.rollout.assignment import FleetSplit, split_by_shape
 from cloud_learner.rollout.comparison import Comparison
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.held_out_gate import HeldOutGate
@@ -11,6 +11,10 @@ from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionSta
 _RECORD = 64
 """episodes of current, before a fleet without a robot to spare tries another version"""
 _LINE_RESERVE = 0.5
+_EXPECTED = 20
+"""episodes that a canary's robots would have ended by now if they did as others do: without any its trial is over"""
+_LEAST_WORK_NS, _AT_ONCE_NS = 300_000_000_000, 1_000_000_000
+"""of work without an ended episode, before a trial is over; that is counted between two reports of work at most"""
 
 
 class VersionTransitions:
@@ -49,8 +53,9 @@ class VersionTransitions:
             state.canary, state.newest_tried = number, number
             record = state.versions[number]
             found = f"; {record.reason}" if record.passed_against else "."
-            state.set_state(number, VersionState.canary, f"on trial{found}", now_ns)
             self.divide()
+            share = f"{len(self.split.canaries)} of {len(state.shapes)} robots"
+            state.set_state(number, VersionState.canary, f"on trial by {share}{found}", now_ns)
             self._begin_trial(now_ns)
             robots = ", ".join(sorted(self.split.canaries)[:8])
             state.decide(DecisionKind.canary, number, f"tried against version {state.current} by {robots}.", now_ns)
@@ -73,10 +78,33 @@ class VersionTransitions:
     def _begin_trial(self, now_ns: int) -> None:
         state, config = self.state, self.config
         state.trial = Comparison.begin(config.margin, config.alpha, config.beta)
-        state.trial_since_ns = now_ns
+        state.trial_since_ns, state.trial_worked_ns = now_ns, 0
         if not self.split.others:
             # A single robot: what current did before it.
             state.trial.preload(state.versions[state.current].recent)
+
+    def note_work(self, robot: str, now_ns: int) -> None:
+        """It works now, by the version that it is to act by."""
+        state = self.state
+        if robot in self.split.canaries and not state.frozen:
+            state.trial_worked_ns += min(max(now_ns - state.worked_at_ns, 0), _AT_ONCE_NS)
+            state.worked_at_ns = now_ns
+
+    def unended(self) -> str:
+        """What shows that the canary's robots end no episode by it, '' when nothing does: they refuse it, or hold.
+
+        Others ended 20 for each of them meanwhile. Where there are no others a robot has to have worked for as long as
+        20 episodes usually take, and for 5 minutes; while it is off, stopped, driven by a person, without a job or
+        frozen no time passes, and what it does for an evaluation or a demonstration begins it anew.
+        """
+        state, trial = self.state, self.state.trial
+        if trial is None or trial.new.episodes:
+            return ""
+        canaries, others, old = len(self.split.canaries), len(self.split.others), trial.old.episodes
+        if others and not trial.recorded:
+            return f"others ended {old}" if old * canaries >= _EXPECTED * others else ""
+        enough = state.trial_worked_ns >= max(_EXPECTED * state.mean_ns, _LEAST_WORK_NS)
+        return f"in {state.trial_worked_ns / 1e9:.0f} s of work" if enough else ""
 
     def end_trial(self, into: VersionState, kind: DecisionKind, reason: str, now_ns: int) -> None:
         """Without a promotion: the canary enters the state `into`."""
@@ -164,6 +192,6 @@ class VersionTransitions:
 
     def _divided(self, canary: int) -> FleetSplit:
         state, config = self.state, self.config
-        free = [] if "" in state.pins else [robot for robot in state.robots if robot not in state.pins]
+        free = {} if "" in state.pins else {one: shape for one, shape in state.shapes.items() if one not in state.pins}
         reference = state.reference if state.reference != state.current else 0
-        return split_fleet(free, canary, reference, config.canary, config.control if config.canary else 0.0)
+        return split_by_shape(free, canary, reference, config.canary, config.control if config.canary else 0.0)

@@ -1,36 +1,44 @@
-"""One gradient step after another: loss, clipped AdamW, a running average of the weights.
+"""One update after another: what an algorithm asks for, with clipped AdamW, running averages and the run's precision.
 
 A learner is deterministic: the same policy, settings, seed and batches give the same bytes, also when it was saved and
 restored in between. It knows nothing of files, buffers or the network.
 
 What is frozen is in memory once, shared by the weights and their average, and never in a checkpoint: only its hash is
 (`policies.common.weights`). What a policy's `loss` needs of the module, such as training mode for dropout, it sets
-itself; its random numbers are torch's, which follow from the seed and the number of the gradient step.
+itself; its random numbers are torch's, which follow from the seed and the number of the update.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
-from cloud_learner.algorithms import hg_dagger
-from cloud_learner.algorithms.hg_dagger import HGDagger
-from policies.common.weights import base_sha256, trainable_state_dict
+from cloud_learner.algorithms.augmentation import shift_images
+from cloud_learner.algorithms.interface import POLICY, Algorithm, AlgorithmConfig, Metrics
+from cloud_learner.training.config import LossPrecision, TrainingConfig
+from cloud_learner.training.optimized_network import OptimizedNetwork
+from cloud_learner.training.ranks.group import ALONE, RankCommand, RankGroup
+from cloud_learner.training.ranks.sharded_network import make_network
+from policies.common.embodiments import EmbodimentTable
+from policies.common.weights import base_sha256
+from policies.interface.capabilities import Joinable
 from policies.interface.policy import Batch, TrainablePolicy
-from wire.errors import InvalidDataError, PolicyError
+from wire.errors import ConfigError, InvalidDataError, PolicyError
 
+_EMBODIMENTS = "embodiments"
 _RESUME = (
-    "Train with the recipe, --policy and --policy-config (its `training` options included) that made it, or start a "
-    "fresh --data directory."
+    "Train with the recipe, algorithm, --policy and --policy-config (its `training` options included) that made it, or "
+    "start a fresh --data directory."
 )
 
 
@@ -39,88 +47,116 @@ class LearnerState:
     """All that a learner needs to go on as if it had never stopped."""
 
     tensors: dict[str, torch.Tensor]
-    """weights, average and moments by name, on the CPU; of the weights those that training changes"""
+    """weights, averages and moments by name, on the CPU; of the weights those that training changes"""
     meta: dict[str, Any]
     """JSON: gradient steps, the seed and, if something is frozen, the hash of that"""
 
 
-class Learner:
-    """Trains `policy.module` in place and keeps the average that robots run."""
+class BatchSource(Protocol):
+    """Where batches come from, such as a `ReplayDataset`. It may have `batches_per_update`: so many make one update at
+    least, as from an `EmbodimentMix`."""
 
-    def __init__(self, policy: TrainablePolicy, config: HGDagger, seed: int = 0) -> None:
-        """Raises `PolicyError` for a network in which nothing can be trained."""
+    def next(self) -> Batch:
+        """The next batch."""
+        ...
+
+    def note_losses(self, batch: Batch, losses: np.ndarray) -> None:
+        """float[b]: how well each image of it is learned."""
+        ...
+
+
+class Learner:
+    """Trains what the algorithm names, in place, and keeps the average of the policy that robots run."""
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        seed: int = 0,
+        group: RankGroup = ALONE,
+    ) -> None:
+        """`group`: ranks that make the same updates at the same time; what they train is sharded over them.
+
+        Raises `PolicyError` for a network in which nothing can be trained, and `ConfigError` for a policy and an
+        algorithm that do not fit."""
         self.policy = policy
-        self.config = config
+        self.training = training
+        self.group = group
+        # its own networks begin alike under the same seed, on every rank
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.algorithm = algorithm.make(policy)
+        if not isinstance(self.algorithm, Algorithm):
+            raise ConfigError(f"algorithm '{algorithm.name}': make() gave {self.algorithm!r}, which is no Algorithm.")
         self.gradient_steps = 0
+        """updates that were made"""
         self.random_lock = threading.Lock()
         """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
-        self._parameters = {n: p for n, p in policy.module.named_parameters() if p.requires_grad}
-        if not self._parameters:
-            raise PolicyError("every parameter of the network is frozen: choose what to train with `training`.")
-        self._average = _ema_copy(policy.module)
-        pairs = zip(self._average.parameters(), policy.module.parameters(), strict=True)
-        # what is frozen is shared, not averaged
-        apart = [(average, weight) for average, weight in pairs if average is not weight]
-        self._averages: list[torch.Tensor] = [average for average, _ in apart]
-        self._averaged: list[torch.Tensor] = [weight for _, weight in apart]
-        self._buffers = list(zip(self._average.buffers(), policy.module.buffers(), strict=True))
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self._device = next(iter(self._parameters.values())).device
-        self._bfloat16 = config.bfloat16 and _has_bfloat16(self._device)
-        self._seed = seed
+        self.networks: dict[str, OptimizedNetwork] = {
+            name: make_network(name, one, training, group) for name, one in self.algorithm.networks.items()
+        }
+        if POLICY not in self.networks:
+            raise ConfigError(f"algorithm '{algorithm.name}' trains {sorted(self.networks)}, and no '{POLICY}'.")
+        self.device = self.networks[POLICY].device
+        self.bfloat16 = training.precision == LossPrecision.bfloat16 and _has_bfloat16(self.device)
+        self.seed = seed
+        self._norms: dict[str, float] = {}
 
-    def step(self, batch: Batch) -> float:
-        """One gradient step; its loss. Raises `InvalidDataError`, the weights unchanged, for one not finite."""
-        self._optimizer.zero_grad()
-        with self._step_random() as rng:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-                loss = hg_dagger.loss(self.policy, batch, self.config, rng)
-            value = loss.item()
-            if not math.isfinite(value):
-                raise InvalidDataError(self._not_applied(f"the loss is {value}"))
-            loss.backward()
-        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self.config.gradient_clip, foreach=True)
-        if not math.isfinite(float(norm)):
-            raise InvalidDataError(self._not_applied(f"the gradient's norm is {float(norm)} at a loss of {value}"))
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.config.rate(self.gradient_steps)
-        self._optimizer.step()
+    def step(self, source: BatchSource) -> Metrics:
+        """One update; what the algorithm says of it, and the norms of gradients.
+
+        Raises `InvalidDataError` where a loss or a gradient is not finite: its network is then as it was before.
+        `ConfigError` for a network that cannot be compiled though the training says so.
+        """
+        metrics = self.algorithm.update(_Step(self, source))
         self.gradient_steps += 1
-        self._update_average(self.config.decay(self.gradient_steps))
-        return value
+        for network in self.networks.values():
+            network.update_average(self.gradient_steps)
+        return self._norms | metrics
+
+    def note_norm(self, network: str, norm: float) -> None:
+        """Of its newest gradient, before it was clipped."""
+        self._norms["gradient_norm" if network == POLICY else f"gradient_norm_of_{network}"] = norm
+
+    @property
+    def average(self) -> nn.Module:
+        """Of the policy: what robots run."""
+        return self.networks[POLICY].average
 
     def weights(self) -> bytes:
         """The averaged weights as a file that `Policy.load` accepts."""
-        return self.policy.save(self._average)
+        return self.policy.save(self.networks[POLICY].whole_average())
 
     def snapshot(self) -> nn.Module:
         """A copy of the average, for `policy.save` in whatever thread; what is frozen is shared, not copied."""
-        return _copy(self._average, [weight for weight in self.policy.module.parameters() if not weight.requires_grad])
+        self.group.announce(RankCommand.snapshot)
+        return self.networks[POLICY].copy_average()
 
     def state(self) -> LearnerState:
         """A copy of everything that changes; training may go on while it is written."""
-        tensors = self._changing()
-        for name, parameter in self._parameters.items():
-            for key, moment in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer/{key}/{name}"] = moment
+        tensors = {name: one for network in self.networks.values() for name, one in network.state().items()}
         copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        meta: dict[str, Any] = {"gradient_steps": self.gradient_steps, "seed": self._seed}
+        meta: dict[str, Any] = {"gradient_steps": self.gradient_steps, "seed": self.seed}
         if base := base_sha256(self.policy.module):
             meta["base"] = base
+        if isinstance(self.policy, Joinable):
+            meta[_EMBODIMENTS] = msgspec.to_builtins(self.policy.embodiments)
         return LearnerState(copies, meta)
+
+    def empty_shards(self, sizes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, torch.Tensor]:
+        """Tensors to read a checkpoint into that has `sizes`: of what is sharded this rank's shards."""
+        empty: dict[str, torch.Tensor] = {}
+        for network in self.networks.values():
+            empty |= network.empty_like(sizes)
+        return {n: empty[n] if n in empty else torch.empty(size, dtype=kind) for n, (size, kind) in sizes.items()}
 
     def restore(self, state: LearnerState) -> None:
         """Go on from `state`.
 
         Raises `PolicyError`, with nothing changed, if it was taken from another network or on top of another base.
         """
-        own = self._changing()
+        own = {name: one for network in self.networks.values() for name, one in network.changing().items()}
         for name, mine in own.items():
             theirs = state.tensors.get(name)
             if theirs is None or theirs.shape != mine.shape:
@@ -128,7 +164,7 @@ class Learner:
                 raise PolicyError(
                     f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. {_RESUME}"
                 )
-        extra = [n for n in state.tensors if n.startswith(("module/", "average/")) and n not in own]
+        extra = [name for name in state.tensors if "/optimizer/" not in name and name not in own]
         theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
         if theirs_base != base:
             raise PolicyError(
@@ -141,45 +177,103 @@ class Learner:
             gradient_steps, seed = int(state.meta["gradient_steps"]), int(state.meta["seed"])
         except (KeyError, TypeError, ValueError) as error:
             raise PolicyError(f"the checkpoint cannot be restored: {error} is missing or not valid.") from error
-        with torch.no_grad():
-            for name, mine in own.items():
-                mine.copy_(state.tensors[name])
-        self._optimizer.state.clear()
-        for name, parameter in self._parameters.items():
-            suffix = f"/{name}"
-            self._optimizer.state[parameter] = {
-                key.removeprefix("optimizer/").removesuffix(suffix): _like(parameter, tensor)
-                for key, tensor in state.tensors.items()
-                if key.startswith("optimizer/") and key.endswith(suffix)
-            }
-        self.gradient_steps, self._seed = gradient_steps, seed
+        self._restore_embodiments(state)
+        for network in self.networks.values():
+            network.restore(state.tensors)
+        self.gradient_steps, self.seed = gradient_steps, seed
 
-    def _changing(self) -> dict[str, torch.Tensor]:
-        """All that training changes in the weights and in their average, by the names of a checkpoint."""
-        tensors = {f"module/{name}": t for name, t in trainable_state_dict(self.policy.module).items()}
-        return tensors | {f"average/{name}": t for name, t in trainable_state_dict(self._average).items()}
+    def _restore_embodiments(self, state: LearnerState) -> None:
+        if not isinstance(self.policy, Joinable):
+            return
+        try:
+            table = msgspec.convert(state.meta.get(_EMBODIMENTS), EmbodimentTable)
+        except (msgspec.ValidationError, ConfigError) as error:
+            raise PolicyError(
+                f"the checkpoint cannot be restored: its robots cannot be read: {error}. {_RESUME}"
+            ) from error
+        self.policy.restore_embodiments(table, [self.average])
 
-    @torch.no_grad()
-    def _update_average(self, decay: float) -> None:
-        torch._foreach_lerp_(self._averages, self._averaged, 1 - decay)
-        for average, buffer in self._buffers:
-            average.copy_(buffer)
 
-    def _not_applied(self, reason: str) -> str:
-        self._optimizer.zero_grad()
-        return (
-            f"gradient step {self.gradient_steps} was not applied: {reason}. Look for bad values in the newest data, "
-            "or train with a smaller learning rate."
-        )
+class _Step:
+    """One update, as the algorithm sees it."""
+
+    def __init__(self, learner: Learner, source: BatchSource) -> None:
+        self._learner, self._source = learner, source
+        self.rng = np.random.default_rng((learner.seed, learner.gradient_steps))
+        self._seed = int(self.rng.integers(2**63))
+        self._random_state: list[torch.Tensor] = []
+        """of torch's generators, where the last draw left them"""
+
+    def draw(self) -> Batch:
+        batch, pixels, group = self._source.next(), self._learner.training.shift_px, self._learner.group
+        return shift_images(batch, pixels, self.rng, group.rank, group.world) if pixels else batch
+
+    def minimize(self, network: str, loss: Callable[[Batch], torch.Tensor]) -> float:
+        count = max(self._learner.training.accumulate, getattr(self._source, "batches_per_update", 1))
+        return self._descend(network, (partial(loss, self.draw()) for _ in range(count)), count)
+
+    def descend(self, network: str, loss: Callable[[], torch.Tensor]) -> float:
+        return self._descend(network, iter([loss]), 1)
+
+    def average(self, network: str) -> nn.Module:
+        return self._learner.networks[network].average
+
+    def note_losses(self, batch: Batch, losses: np.ndarray) -> None:
+        group = self._learner.group
+        if group.world > 1:
+            # ranks plan alike, and so go by the losses of all
+            mine = np.stack([np.asarray(batch["task"]), np.asarray(batch["online"]), losses], 1)
+            every = group.gather(mine.astype(np.float64))
+            batch, losses = {"task": every[:, 0].astype(np.int64), "online": every[:, 1] > 0}, every[:, 2]
+        self._source.note_losses(batch, losses)
 
     @contextmanager
-    def _step_random(self) -> Iterator[np.random.Generator]:
-        """This step's random numbers: the generator, and torch's global ones, which are given back after."""
-        rng = np.random.default_rng((self._seed, self.gradient_steps))
-        devices = [self._device] if self._device.type == "cuda" else []
-        with self.random_lock, torch.random.fork_rng(devices=devices):
-            torch.manual_seed(int(rng.integers(2**63)))
-            yield rng
+    def random(self) -> Iterator[None]:
+        device = self._learner.device
+        devices = [device] if device.type == "cuda" else []
+        with self._learner.random_lock, torch.random.fork_rng(devices=devices):
+            if self._random_state:
+                torch.set_rng_state(self._random_state[0])
+                for state in self._random_state[1:]:
+                    torch.cuda.set_rng_state(state, device)
+            else:
+                torch.manual_seed(self._seed)
+            with self._shared():
+                yield
+            self._random_state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+
+    def _shared(self) -> AbstractContextManager[object]:
+        return self._learner.group.share(self._learner.training.batch)
+
+    def _descend(self, name: str, losses: Iterator[Callable[[], torch.Tensor]], count: int) -> float:
+        """One optimiser's step down the mean of `count` losses; that mean."""
+        learner, total = self._learner, 0.0
+        network = learner.networks[name]
+        network.begin()
+        for loss in losses:
+            with self.random(), torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.bfloat16):
+                value = network.compute(network.compiled(loss)) / count
+            total += learner.group.mean(value.item())
+            if not math.isfinite(total):
+                network.begin()
+                raise InvalidDataError(self._not_applied(name, f"the loss is {total}"))
+            # a checkpointed part of a network draws again what it drew
+            with self._shared():
+                network.backward(value)
+        norm = network.clipped_norm()
+        if not math.isfinite(norm):
+            network.begin()
+            raise InvalidDataError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
+        network.step(learner.gradient_steps)
+        learner.note_norm(name, norm)
+        return total
+
+    def _not_applied(self, name: str, reason: str) -> str:
+        what = "" if name == POLICY else f" of '{name}'"
+        return (
+            f"gradient step {self._learner.gradient_steps}{what} was not applied: {reason}. Look for bad values in the "
+            "newest data, or train with a smaller learning rate."
+        )
 
 
 def _has_bfloat16(device: torch.device) -> bool:
@@ -193,24 +287,5 @@ def _has_bfloat16(device: torch.device) -> bool:
     return there and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _ema_copy(module: nn.Module) -> nn.Module:
-    """A copy to average into; what is frozen is the module's own, not a copy."""
-    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-    return _copy(module, frozen).requires_grad_(False).eval()
-
-
-def _copy(module: nn.Module, shared: list[nn.Parameter]) -> nn.Module:
-    # deepcopy takes what its memo has for what was copied already
-    return copy.deepcopy(module, {id(parameter): parameter for parameter in shared})
-
-
 def _frozen(base: str) -> str:
     return f"a frozen base of sha256 {base[:12]}" if base else "nothing frozen"
-
-
-def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of an optimiser's tensor where and laid out as the fused optimiser made it."""
-    if tensor.shape != parameter.shape:
-        return tensor.to(parameter.device, copy=True)
-    moment = torch.empty_like(parameter, requires_grad=False, dtype=tensor.dtype)
-    return moment.copy_(tensor)

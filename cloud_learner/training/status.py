@@ -55,6 +55,8 @@ class VersionMeasures:
     """from its parent's actions; None: they were not compared"""
     quantization_change: float | None = None
     """of actions, by quantisation alone; None: not measured this time"""
+    unquantized: bool = False
+    """it goes whole and exact, for that was too much"""
     seconds: float = 0.0
     """it took to make"""
 
@@ -66,6 +68,8 @@ class PublishCounts:
     made: int = 0
     whole: int = 0
     """of those, versions that went whole"""
+    unquantized: int = 0
+    """of these, versions whose actions quantisation would have changed too much"""
     sent_bytes: int = 0
     seconds: float = 0.0
     """spent on making them"""
@@ -87,12 +91,18 @@ class TrainerCounts:
     """the newest one"""
     dataset: DatasetStats | None = None
     """as it was then"""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """what the algorithm said of its newest update"""
+    shares: dict[str, float] = field(default_factory=dict)
+    """of what was drawn before the newest status: by task, and of online data"""
     draws: int = 0
     """steps that were drawn for batches"""
     batch_wait_s: float = 0.0
     """waited for batches"""
     gradient_step_s: float = 0.0
     """spent on gradient steps"""
+    returns: int = 0
+    """to a checkpoint, from a loss that had risen"""
     published: int = 0
     """versions"""
     publish_s: float = 0.0

@@ -13,31 +13,31 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.loading.dataset import ReplayDataset
-from cloud_learner.training import checkpoint
+from cloud_learner.training.checkpoints.run_checkpoints import RunCheckpoints
 from cloud_learner.training.config import TrainerConfig
+from cloud_learner.training.demonstrations import DemonstrationCount
+from cloud_learner.training.embodiment_mix import EmbodimentMix
 from cloud_learner.training.learner import Learner
-from cloud_learner.training.publisher import PreparedVersion, VersionPublisher
+from cloud_learner.training.publishing.publisher import VersionPublisher
+from cloud_learner.training.publishing.version_line import VersionLine
+from cloud_learner.training.reporting.run_log import further_curves
 from cloud_learner.training.retry import RetryPause
+from cloud_learner.training.spike_guard import SpikeReturns
 from cloud_learner.training.status import TrainerCounts, TrainerPhase
-from cloud_learner.training.uploader import WeightUploader
+from cloud_learner.training.timed_source import TimedSource
 from policies.interface.policy import NormalizationData
 from wire import codec
 from wire.clock import Clock, clock_name
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 from wire.messages.gateway import (
     FetchPictures,
     Hello,
-    HelloAck,
-    Nack,
-    Published,
-    Rejection,
     Segment,
     SegmentCommitted,
     Stop,
@@ -46,14 +46,13 @@ from wire.messages.gateway import (
 )
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
-from wire.types import EpisodeSource, PolicyVersion, Role
+from wire.types import Role
 
 log = logging.getLogger(__name__)
 
 _REFRESH_NS = 200_000_000
 _REFRESH_SEGMENTS = 4096
 _STATUS_NS = 500_000_000
-_COUNT_NS = 1_000_000_000
 _REFUSAL_CHARACTERS = 500
 _LIMITED_NS = 10_000_000_000
 """without a gradient step for so long: shorter waits for robots are as usual, and not told of"""
@@ -67,17 +66,18 @@ class Trainer:
         name: str,
         learner: Learner,
         set_normalization: Callable[[NormalizationData], None],
-        source: ReplayDataset,
+        source: ReplayDataset | EmbodimentMix,
         ledger: Ledger,
         gateway: Channel,
-        checkpoints: Path,
+        checkpoints: RunCheckpoints,
         clock: Clock,
         config: TrainerConfig,
         publisher: VersionPublisher,
     ) -> None:
-        """`set_normalization` sets the policy's normalisation before the first step, unless `config.pretrained`.
+        """`set_normalization` sets the policy's normalisation before the first step, unless `config.pretrained`; of a
+        mix that of each robot which joins.
 
-        Restores the newest checkpoint below `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
+        Goes on from the newest of `checkpoints` if there is one. Raises `PolicyError` when it does not fit.
         """
         self.learner = learner
         self.counts = TrainerCounts()
@@ -88,39 +88,33 @@ class Trainer:
         self.stopping = False
         """whether the gateway asked for the end"""
         self._set_normalization = set_normalization
-        self._source = source
+        self._source, self._batches = source, TimedSource(source, clock)
+        self._demonstrations: DemonstrationCount | None = None
+        if isinstance(source, ReplayDataset):
+            self._demonstrations = DemonstrationCount(source, ledger, config.demonstrations, config.by_people, clock)
         self._ledger, self._gateway = ledger, gateway
         self._checkpoints = checkpoints
         self._clock = clock
         self._config = config
-        self._publisher = publisher
-        self.counts.publishing = publisher.counts
-        self._version = 0
-        self._ancestors_trained_on: set[int] = set()
-        self._trained_on: set[int] = set()
-        """episodes drawn since the newest version, which no ancestor of the next one was trained on"""
-        self._prepared: PreparedVersion | None = None
-        """made, and on its way once there is an upload"""
-        self._upload: WeightUploader | None = None
-        self._was_rejected = False
-        self._published_at_step = -1
+        self._versions = VersionLine(learner, source, ledger, gateway, checkpoints, publisher, self.counts, clock)
+        self._spikes = SpikeReturns(learner, checkpoints)
         self._losses: deque[float] = deque(maxlen=50)
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
-        self._next_refresh_ns = self._next_status_ns = self._next_publish_ns = self._next_count_ns = now_ns
+        self._next_refresh_ns = self._next_status_ns = now_ns
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
         self._stepped_ns = now_ns
         # A silent database is given up after a while, in which nothing is learned: that is a fifth of the time at most.
         self._refreshing = RetryPause("nothing new can be looked at now", clock, times_attempt=4.0)
         self._normalizing = RetryPause("the demonstrations cannot be read now", clock, longest_s=5.0)
         self._loading = RetryPause("no batch can be made now", clock, longest_s=5.0)
-        self._publishing = RetryPause("no version can be published now", clock, times_attempt=4.0)
         self._saving = RetryPause("no checkpoint", clock)
         self._resume()
 
     def start(self) -> None:
-        """Make versions in a thread from now on, beside the gradient steps."""
-        self._publisher.start()
+        """Make versions, and write checkpoints, in threads from now on, beside the gradient steps."""
+        self._versions.start()
+        self._checkpoints.start()
 
     def step(self) -> bool:
         """One round of work; True when there may be more to do at once, False when there was nothing to train on."""
@@ -131,127 +125,89 @@ class Trainer:
             self._next_refresh_ns = self._clock.now_ns()
             self._report()
             return True
-        if self.phase == TrainerPhase.waiting:
-            self._look_for_demonstrations()
-        trained = self._gradient_step()
-        if self.phase == TrainerPhase.pretraining and self.learner.gradient_steps >= self.learner.config.pretrain_steps:
+        self._look_for_demonstrations()
+        trained = not self._versions.offers_again and self._gradient_step()
+        if (
+            self.phase == TrainerPhase.pretraining
+            and self.learner.gradient_steps >= self.learner.training.pretrain_steps
+        ):
             self.phase = TrainerPhase.online
             # what it learned before robots acted by it does not count against what they bring
             self._source.count_from_now()
         if self.phase == TrainerPhase.online:
             # What storage does not allow now is tried again later: learning goes on.
-            if self._publishing.due:
-                with self._publishing:
-                    self._publish()
-            if self._clock.now_ns() >= self._next_checkpoint_ns and self._saving.due:
+            if self._checkpoints.has_result:
                 with self._saving:
-                    self.save()
+                    self._end_save()
+            begun = self._versions.poll(self.session.accepted and not self._refreshing.failing)
+            due = self._clock.now_ns() >= self._next_checkpoint_ns and not self._spikes.suspects
+            waited_for = not self._checkpoints.there and (begun or self._versions.waits_for_checkpoint)
+            if (due or waited_for) and self._saving.due and not self._checkpoints.busy:
+                self._begin_save()
         self._report()
         return trained
 
     def save(self) -> None:
         """Write a checkpoint now. Raises `StorageError`; the earlier ones are then untouched."""
+        self._begin_save()
+        self._checkpoints.wait()
+        self._end_save()
+
+    def _begin_save(self) -> None:
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
-        self._note_drawn()
-        meta = {
-            "version": self._version,
-            "phase": self.phase,
-            "sampling": self._source.state(),
-            "trained": sorted(self._trained_on),
-        }
-        checkpoint.save(self._checkpoints, self.learner.state(), meta)
-        self._publisher.on_checkpoint(self._version)
+        self._checkpoints.begin({"phase": self.phase, **self._versions.state()})
+
+    def _end_save(self) -> None:
+        self._checkpoints.pop_result()
+        self._spikes.on_saved()
         self.counts.saved_ns = self._clock.now_ns()
 
     def close(self) -> None:
-        """End the publisher's thread, and give the buffer back."""
-        self._publisher.close()
+        """End the threads, and give the buffer back."""
+        self._checkpoints.close()
+        self._versions.close()
         self._source.close()
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint. Raises `PolicyError` when it is of another network."""
-        found = checkpoint.load_newest(self._checkpoints)
-        if found is None:
+        if (meta := self._checkpoints.resume()) is None:
             return
-        self.learner.restore(found.state)
-        try:
-            if not self._source.restore(found.meta["sampling"]):
-                log.info("episodes were forgotten since the checkpoint: sampling begins a new pass.")
-        except InvalidDataError as error:
-            # The weights are what matters: sampling anew costs nothing but the exact order of batches.
-            log.warning("sampling begins anew: %s", error)
-        self.phase = TrainerPhase(found.meta["phase"])
-        self._version = found.meta["version"]
-        self._ancestors_trained_on = self._ledger.known_to(self._version)
-        self._trained_on = set(found.meta["trained"])
-        if self._version:
-            self._published_at_step = self.learner.gradient_steps
-        log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._version)
+        self.phase = TrainerPhase(meta["phase"])
+        self._versions.resume(meta, self.phase == TrainerPhase.online)
+        log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._versions.number)
 
     # --- the gateway ----------------------------------------------------------------------------------------------
 
     def _handle_messages(self) -> None:
         while (message := self._gateway.recv()) is not None:
-            about_connection = self.session.handle_message(message)
+            known = self.session.handle_message(message)
+            known |= self._versions.handle_message(message)
             match message:
                 case SegmentCommitted(row=row, record=record):
                     if isinstance(segment := codec.decode(record, stored=True), Segment):
                         self._source.submit(row, segment)
-                case HelloAck(echo_ns=echo_ns):
-                    if self._upload is not None:
-                        self._upload.on_heartbeat_answered(echo_ns)
-                case Published(number=number):
-                    if self._upload is not None and number == self._upload.version.number:
-                        self._on_published(self._upload)
-                case Nack(reason=reason):
-                    log.error("version not taken, it is submitted again: %s", reason)
-                    if self._upload is not None:
-                        self._upload.pause()
-                case Rejection() if self._upload is not None:
-                    # The next version is numbered from the gateway's newest, and goes whole: it may lack the base.
-                    self._prepared, self._upload, self._published_at_step = None, None, -1
-                    self._was_rejected = True
                 case Stop():
                     self.stopping = True
-                case _ if not about_connection and not isinstance(message, VersionAvailable):
+                case _ if not known and not isinstance(message, VersionAvailable):
                     log.warning("trainer does not understand %s.", type(message).__name__)
-
-    def _on_published(self, upload: WeightUploader) -> None:
-        assert self._prepared is not None
-        self._ancestors_trained_on |= upload.trained
-        self._trained_on -= upload.trained
-        self.counts.published += 1
-        self.counts.publish_s += (self._clock.now_ns() - upload.version.created_ns) / 1e9
-        self._publisher.on_published(self._prepared)
-        self._version, self._prepared, self._upload = upload.version.number, None, None
 
     # --- learning -------------------------------------------------------------------------------------------------
 
     def _look_for_demonstrations(self) -> None:
+        """Begin once there are enough, and let robots of further shapes join whenever they have theirs."""
         if self._refreshing.failing or not self._normalizing.due:
             return
         with self._normalizing:
-            if self._has_demonstrations():
-                self._set_normalization(self._source.examples())
-                self.phase = TrainerPhase.pretraining
+            while (examples := self._newcomer()) is not None:
+                self._set_normalization(examples)
+                if self.phase == TrainerPhase.waiting:
+                    self.phase = TrainerPhase.pretraining
 
-    def _has_demonstrations(self) -> bool:
-        wanted, config = self._config.demonstrations, self._source.config
-        shown = self._source.finished(EpisodeSource.demonstration)
-        if self._config.by_people and self._source.eligible_steps:
-            shown += self._source.finished(EpisodeSource.online)
-        if shown >= wanted:
-            return True
-        if not config.validation or self._clock.now_ns() < self._next_count_ns:
-            return False
-        # Those that are held out have been recorded as well, and nobody records others in their place.
-        self._next_count_ns = self._clock.now_ns() + _COUNT_NS
-        counts = (
-            episodes
-            for task, source, outcome, episodes, *_ in self._ledger.shares()
-            if source == EpisodeSource.demonstration and outcome and task in config.tasks
-        )
-        return sum(counts) >= wanted
+    def _newcomer(self) -> NormalizationData | None:
+        if isinstance(self._source, EmbodimentMix):
+            return self._source.pop_newcomer()
+        waited = self._demonstrations if self.phase == TrainerPhase.waiting else None
+        return self._source.examples() if waited is not None and waited.complete else None
 
     def _refresh(self) -> int:
         """Look for new segments in the buffer when it is time; how many there were."""
@@ -281,23 +237,20 @@ class Trainer:
             return False
         started_ns = self._clock.now_ns()
         with self._loading:
-            batch = self._source.next()
-            loaded_ns = self._clock.now_ns()
-            loss = self.learner.step(batch)
+            metrics = self.learner.step(self._batches)
+        waited_ns = self._batches.pop_waited_ns()
         if self._loading.failing:
             return False
-        self._losses.append(loss)
+        self._losses.append(metrics["loss"])
+        self.counts.metrics = metrics
         ended_ns = self._clock.now_ns()
         self._step_times_ns.append(ended_ns - started_ns)
         self._stepped_ns = ended_ns
-        self.counts.draws += self._source.config.batch * self._source.config.ticks_per_frame
-        self.counts.batch_wait_s += (loaded_ns - started_ns) / 1e9
-        self.counts.gradient_step_s += (ended_ns - loaded_ns) / 1e9
-        if self.learner.config.adaptive_share:
-            # Sampling follows how well each task's online and offline parts are learned.
-            losses = getattr(self.learner.policy, "image_losses", None)
-            if losses is not None:
-                self._source.note_losses(batch, losses)
+        self.counts.draws = self._batches.draws
+        self.counts.batch_wait_s += waited_ns / 1e9
+        self.counts.gradient_step_s += (ended_ns - started_ns - waited_ns) / 1e9
+        self._spikes.note(metrics["loss"])
+        self.counts.returns = self._spikes.count
         return True
 
     @property
@@ -308,7 +261,8 @@ class Trainer:
             return TrainerPhase.waiting
         if self.phase != TrainerPhase.online:
             return None
-        drawn = self.learner.gradient_steps * self._source.config.batch * self._source.config.ticks_per_frame
+        batches = max(self.learner.training.accumulate, self._batches.batches_per_update)
+        drawn = self.learner.gradient_steps * batches * self._batches.draws_a_batch
         most = config.max_samples_per_insert
         if self._source.ahead_of_data or (most and drawn >= most * steps):
             return TrainerPhase.rate_limited
@@ -317,59 +271,6 @@ class Trainer:
     @property
     def _finished(self) -> bool:
         return bool(self._config.max_steps) and self.learner.gradient_steps >= self._config.max_steps
-
-    # --- versions -------------------------------------------------------------------------------------------------
-
-    def _publish(self) -> None:
-        """Have a version made when it is time; number it when it is made, and send it."""
-        now_ns, steps = self._clock.now_ns(), self.learner.gradient_steps
-        if self._upload is not None:
-            self._upload.poll()
-            return
-        if not self.session.accepted or self._refreshing.failing:
-            # without the ledger nobody can say what the version's number is
-            return
-        idle = self._prepared is None and not self._publisher.busy
-        if idle and now_ns >= self._next_publish_ns and steps != self._published_at_step:
-            self._submit_version(now_ns)
-        if self._prepared is None:
-            self._prepared = self._publisher.poll()
-        if self._prepared is not None:
-            self._upload_version(self._prepared)
-
-    def _submit_version(self, now_ns: int) -> None:
-        """Hand a copy of the weights to the publisher. Raises `StorageError` when the ledger cannot be read."""
-        parent = self._ledger.version(self._version) if self._version else None
-        self._next_publish_ns = now_ns + int(self.learner.config.publish_every_s * 1e9)
-        self._published_at_step = steps = self.learner.gradient_steps
-        self._note_drawn()
-        # number, hash and size are said when it is made
-        seen = self._source.eligible_steps, self._source.newest_row
-        version = PolicyVersion(0, "", 0, self._version, steps, *seen, now_ns)
-        weights, sha256 = self.learner.snapshot(), parent.version.sha256 if parent is not None else ""
-        whole, self._was_rejected = self._was_rejected, False
-        self._publisher.submit(weights, version, frozenset(self._trained_on), sha256, whole=whole)
-
-    def _upload_version(self, prepared: PreparedVersion) -> None:
-        """Number a version and begin to send it. Raises `StorageError` when the ledger cannot be read."""
-        newest, version = self._ledger.newest_version(), prepared.version
-        if newest is not None and newest.version.sha256 == version.sha256:
-            # Stopped between this version and a checkpoint: these weights are that version.
-            self._ancestors_trained_on = self._ledger.known_to(newest.version.number)
-            self._trained_on -= self._ancestors_trained_on
-            self._version, self._prepared = newest.version.number, None
-            self._publisher.on_published(prepared)
-            return
-        # A version published after the checkpoint this trainer resumed from keeps its number and gets no children.
-        number = max(self._version, newest.version.number if newest else 0) + 1
-        version = msgspec.structs.replace(version, number=number)
-        base = version.parent if prepared.delta is not None else 0
-        data = prepared.file.data if prepared.delta is None else prepared.delta
-        self._upload = WeightUploader(version, data, prepared.trained, self._gateway, self._clock, base)
-        self._upload.poll()
-
-    def _note_drawn(self) -> None:
-        self._trained_on |= self._source.drawn_episodes() - self._ancestors_trained_on
 
     def _report(self) -> None:
         now_ns = self._clock.now_ns()
@@ -391,8 +292,9 @@ class Trainer:
             rollout_steps=stats.rollout_steps,
             stale_steps=stats.stale_steps,
         )
-        self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._version
-        self._gateway.send(status)
+        self.counts.status, self.counts.dataset, self.counts.version = status, stats, self._versions.number
+        self.counts.shares = self._batches.pop_shares() or self.counts.shares
+        self._gateway.send(msgspec.structs.replace(status, curves=dict(further_curves(self.counts))))
 
     def _reported_phase(self, now_ns: int) -> TrainerPhase:
         limit = TrainerPhase.finished if self._finished else self._limit

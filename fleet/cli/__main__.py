@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop, versions
+from fleet.cli.offline.evaluate import CompareOptions, EvalOptions, compare, evaluate
+from fleet.cli.offline.train import TrainOptions, train
 from fleet.cli.options import command
 from fleet.cli.stored import buffer, exchange, quarantine
 from fleet.config import process_options as options
@@ -70,10 +72,18 @@ def ray_node(
 
 
 @app.command()
-def recipes() -> None:
-    """List the recipes."""
-    from fleet.config.recipes import RECIPES
+def recipes(
+    name: Annotated[str, typer.Argument(help="Show what --set may set of this one.", show_default=False)] = "",
+    config: options.Config = None,
+) -> None:
+    """List the recipes, or what can be set of one."""
+    from fleet.config.recipes import RECIPES, get_recipe
+    from fleet.config.settings import settings_of
 
+    if name:
+        for one in settings_of(get_recipe(name, config=config)):
+            typer.echo(f"{one.path}={one.text}  ({one.type})")
+        return
     for name, make in RECIPES.items():
         typer.echo(f"{name:10} {(make.__doc__ or '').partition(chr(10))[0]}")
 
@@ -139,6 +149,9 @@ command(app, options.RelayOptions, "relay")(builders.run_relay)
 command(app, options.EdgeOptions, "edge")(robot_builders.run_robot)
 command(app, options.EdgePartOptions, "edge-part", hidden=True)(robot_builders.run_edge_part)
 fleet.add_commands(app)
+command(app, TrainOptions)(train)
+command(app, EvalOptions, "eval")(evaluate)
+command(app, CompareOptions)(compare)
 command(app, teleop.TeleopOptions, log=False)(teleop.teleop)
 app.command()(plan.plan)
 app.command()(stop.stop)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import msgspec
 import typer
 
-from fleet.config.overrides import Overrides
-from fleet.config.process_options import EdgeOptions, default, taken
+from fleet.config.overrides import Overrides, default, taken
+from fleet.config.process_options import EdgeOptions
 from robot_edge.runtime.log_format import configure_logging
 
 Options = TypeVar("Options")

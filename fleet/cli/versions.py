@@ -137,8 +137,8 @@ def _version_table(found: tuple[VersionStatus, ...]) -> Table:
     frozen = ", frozen" if found and found[0].frozen else ""
     table = table_of(
         f"{len(found)} versions{frozen}",
-        *("version", "state", "robots", "pinned", "episodes", "success", "MB", "delta MB", "why"),
-        right=("version", "episodes", "success", "MB", "delta MB"),
+        *("version", "state", "robots", "pinned", "episodes", "success", "unjudged", "MB", "delta MB", "why"),
+        right=("version", "episodes", "success", "unjudged", "MB", "delta MB"),
     )
     for one in reversed(found):
         state = one.state.replace("_", " ") + (", runs" if one.current else "") + (", best" if one.reference else "")
@@ -150,6 +150,7 @@ def _version_table(found: tuple[VersionStatus, ...]) -> Table:
             Text(", ".join(one.pinned) or "–"),
             str(one.episodes),
             f"{one.successes / one.episodes:.0%}" if one.episodes else "–",
+            str(one.unjudged or "–"),
             f"{one.version.size_bytes / 1e6:.2f}" if one.here else "gone",
             f"{one.delta_bytes / 1e6:.3f}" if one.delta_bytes else "–",
             Text(one.note),

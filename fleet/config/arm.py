@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig
 from fleet.config.bench import ArmTable, BenchConfig, BesideTable, CameraTable, LimitsTable, read_table
 from fleet.config.recipe import DeviceChoice, Recipe
 from hal.drivers.lerobot.spec import ENCODER_DEG, DimensionConfig, LeRobotConfig
@@ -103,7 +104,8 @@ def arm_recipe(name: str, model: ArmModel, config: Path | None) -> Recipe:
         slow=SlowConfig(every_s=0.2),
         chunking=ChunkingConfig(execute_ticks=6),
         # gentler and longer than in a simulator: a person's demonstrations are few, and no version is worth a jerk
-        algorithm=HGDagger(
+        algorithm=HGDagger(recent_share=0.25),
+        training=TrainingConfig(
             batch=32,
             ticks_per_frame=4,
             offset_share=0.5,
@@ -111,7 +113,6 @@ def arm_recipe(name: str, model: ArmModel, config: Path | None) -> Recipe:
             betas=(0.9, 0.95),
             ema_decay=0.995,
             shift_px=3,
-            recent_share=0.25,
             pretrain_steps=2000,
             publish_every_s=60.0,
         ),

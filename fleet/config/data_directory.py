@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.location import BufferLocation
     from cloud_learner.buffer.store.store import SegmentStore
+    from fleet.config.recipe import Recipe
 
 log = logging.getLogger(__name__)
 Note = TypeVar("Note", bound=msgspec.Struct)
@@ -39,6 +40,20 @@ class RunIdentity(msgspec.Struct, frozen=True):
     """another one than the recipe's"""
     config: str = ""
     """the file that the recipe was made from when the fleet ran last"""
+    members: dict[str, str] = {}
+    """of a job for robots of several shapes: the spec hash of each, by its short name"""
+
+    @classmethod
+    def of(cls, recipe: Recipe, seed: int, policy: PolicyChoice | None) -> RunIdentity:
+        """Of what is done by `recipe`, with the policy of `policy` if that is another one."""
+        members = {name: one.spec.data_hash for name, one in recipe.members.items()}
+        return cls(recipe.name, seed, recipe.spec.data_hash, policy, str(recipe.config or ""), members)
+
+    def is_of_robots(self, other: RunIdentity) -> bool:
+        """Whether what was made here goes on with the robots of `other`: further members may have joined."""
+        if self.members:
+            return self.members.items() <= other.members.items()
+        return self.spec_hash == other.spec_hash
 
     @property
     def config_path(self) -> Path | None:
@@ -113,11 +128,11 @@ class DataDirectory:
                 "and --store out, or choose a fresh --data."
             )
         # A URL may hold a password.
-        _write_note(self.root / "buffer.json", named, "noting where the buffer is", 0o600)
+        write_note(self.root / "buffer.json", named, "noting where the buffer is", 0o600)
 
     def _buffer_settings(self) -> BufferSettings:
         remedy = "It names the ledger's and the store's URL, and cache_bytes, a whole number from 0."
-        found = _read_note(self.root / "buffer.json", BufferSettings, "reading where the buffer is", remedy)
+        found = read_note(self.root / "buffer.json", BufferSettings, "reading where the buffer is", remedy)
         return found or BufferSettings()
 
     @property
@@ -139,6 +154,35 @@ class DataDirectory:
         return self.root / "published"
 
     @property
+    def trained(self) -> Path:
+        """The weights that `vla-fleet train` wrote in the end."""
+        return self.root / "trained.safetensors"
+
+    @property
+    def training(self) -> Path:
+        """Its checkpoints, apart from those of a fleet's trainer."""
+        return self.root / "training"
+
+    @property
+    def population(self) -> Path:
+        """The members of a population that `vla-fleet train` tunes, and what Ray keeps of it."""
+        return self.root / "population"
+
+    def member(self, number: int) -> DataDirectory:
+        """Of one of them."""
+        return DataDirectory(self.population / str(number))
+
+    @property
+    def runs(self) -> Path:
+        """What was started here, with which settings (`fleet.launch.run_record`)."""
+        return self.root / "runs"
+
+    @property
+    def curves(self) -> Path:
+        """Event files of training runs, for TensorBoard."""
+        return self.root / "curves"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -152,7 +196,7 @@ class DataDirectory:
 
     def note_gateway(self, address: str) -> None:
         """Note where it listens, for commands on this machine. Raises `StorageError`."""
-        _write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
+        write_note(self.root / "gateway.address", address + "\n", "noting the gateway's address")
 
     def edge(self, name: str) -> Path:
         return self.root / "edges" / name
@@ -186,13 +230,13 @@ class DataDirectory:
     def identity(self) -> RunIdentity | None:
         """What the directory belongs to, None when no fleet began there. Raises `StorageError`."""
         remedy = "Move it away to start a fresh fleet there."
-        return _read_note(self.root / "fleet.json", RunIdentity, "reading the data directory", remedy)
+        return read_note(self.root / "fleet.json", RunIdentity, "reading the data directory", remedy)
 
     def _identify(self, identity: RunIdentity) -> None:
         self.require(identity)
         found = self.identity()
-        if found is None or found.config != identity.config:
-            _write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
+        if found is None or (found.config, found.members) != (identity.config, identity.members):
+            write_note(self.root / "fleet.json", identity, "noting what the data directory belongs to")
 
     def steps_recorded(self, robot: str) -> int | None:
         """Steps the robot's spool ever took in, None when nobody can say here. The robot must be stopped."""
@@ -213,7 +257,13 @@ class DataDirectory:
         found = self.identity()
         if found is None:
             return
-        if (found.recipe, found.spec_hash) != (identity.recipe, identity.spec_hash):
+        if found.recipe == identity.recipe and identity.members and not found.is_of_robots(identity):
+            raise ConfigError(
+                f"{self.root} belongs to a job with the members {', '.join(sorted(found.members))}, one of which is "
+                "gone or another robot now. Members may join and none may leave: put it back, or choose another --data "
+                "directory."
+            )
+        if found.recipe != identity.recipe or not found.is_of_robots(identity):
             raise ConfigError(
                 f"{self.root} belongs to recipe '{found.recipe}' (robot spec {found.spec_hash}), not to "
                 f"'{identity.recipe}' ({identity.spec_hash}). Choose another --data directory or that recipe."
@@ -225,8 +275,8 @@ class DataDirectory:
             )
 
 
-def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | None:
-    """What `_write_note` wrote, None when nobody did."""
+def read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | None:
+    """What `write_note` wrote, None when nobody did."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, NotADirectoryError):
@@ -237,7 +287,7 @@ def _read_note(path: Path, kind: type[Note], what: str, remedy: str) -> Note | N
         raise CorruptDataError(f"{path} cannot be read ({error}). {remedy}") from error
 
 
-def _write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
+def write_note(path: Path, note: msgspec.Struct | str, what: str, mode: int = 0o666) -> None:
     """Write it whole and for good."""
     text = note.encode() if isinstance(note, str) else msgspec.json.format(msgspec.json.encode(note))
     with storage_errors(what, path):

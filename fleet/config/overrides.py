@@ -1,20 +1,24 @@
-"""What the command line may change in a recipe for one run: policy, driver, strategy, speed, injected latency."""
+"""What the command line may change in a recipe for one run: policy, driver, pace, latency, and any single setting."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from msgspec.structs import asdict
 
+from cloud_learner.algorithms.registry import get_algorithm
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipe import Recipe
 from fleet.config.robot_config import RobotConfigText, read_json, read_robot_config
+from fleet.config.settings import with_settings
+from fleet.config.weights_source import SourceKind, parse_source
 from fleet.evaluation.injected_delay import parse_delay
 from hal.registry import make_robot, read_config
 from policies.interface.policy import LearnedPolicy
@@ -53,7 +57,29 @@ PolicyName = Annotated[
         "Another policy, KIND:NAME: flow:PRESET, lerobot:DIRECTORY or a hub name, tokens:PRESET; default: the recipe's."
     ),
 ]
+AlgorithmName = Annotated[
+    str,
+    unset("Another algorithm: one of docs/algorithms.md, or module:Config for your own; default: the recipe's."),
+]
 PolicyConfig = Annotated[str, unset("That policy's configuration: JSON, or a file of JSON or TOML.")]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        show_default=False,
+        help="Set a field of the recipe, such as training.learning_rate=1e-4; may be repeated. `vla-fleet recipes "
+        "NAME` lists all.",
+    ),
+]
+Start = Annotated[
+    str,
+    unset(
+        "Begin with these weights: a weights file, DATA[:VERSION], what `vla-fleet train` made, or the directory of a "
+        "lerobot checkpoint; default: the policy's first ones.",
+        "--from",
+    ),
+]
 
 ResetBy = Annotated[
     str,
@@ -71,7 +97,7 @@ EpisodeTime = Annotated[float, unset("Seconds an episode may last, whoever drive
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """'' and 0 leave what the recipe says. Raises `ConfigError` for what cannot be understood."""
+    """'', 0 and nothing leave what the recipe says. Raises `ConfigError` for what cannot be understood."""
 
     strategy: Strategy = ""
     delay: Delay = ""
@@ -80,6 +106,9 @@ class Overrides:
     robot_config: RobotConfig = ""
     policy: PolicyName = ""
     policy_config: PolicyConfig = ""
+    algorithm: AlgorithmName = ""
+    set_: Settings = field(default_factory=list)
+    from_: Start = ""
     reset_by: ResetBy = ""
     judged_by: JudgedBy = ""
     reset_time_s: ResetTime = 0.0
@@ -96,8 +125,23 @@ class Overrides:
             if who not in ("", *_WHO):
                 raise ConfigError(f"{option} {who}: there are {' and '.join(_WHO)}.")
         self.rules(EpisodeRules())
+        if self.from_:
+            self._settle_start()
         if self.policy_config and not self.policy:
             raise ConfigError("--policy-config needs --policy KIND:NAME, which it configures.")
+
+    def _settle_start(self) -> None:
+        """A lerobot checkpoint is a policy of its own; what else training begins with means the same everywhere."""
+        start = parse_source(self.from_, "--from")
+        policy, start_text = self.policy, str(start)
+        if start.kind == SourceKind.untrained:
+            raise ConfigError("--from untrained: that is how training begins anyway; leave it out.")
+        if start.kind == SourceKind.checkpoint:
+            if policy:
+                raise ConfigError(f"--from {self.from_} is a policy of its own: leave --policy {policy} out.")
+            policy, start_text = f"lerobot:{start.path}", ""
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "from_", start_text)
 
     def given(self, only: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Those of `only` that say something, by name; the policy's mean the same in every working directory."""
@@ -106,6 +150,9 @@ class Overrides:
         if choice is not None:
             config = json.dumps(choice.config) if choice.config else ""
             same = replace(self, policy=str(choice), policy_config=config)
+        if "algorithm" not in only:
+            # Who is not told of the algorithm has the recipe's, whose fields may be others.
+            same = replace(same, set_=[one for one in same.set_ if not one.startswith("algorithm.")])
         for one in fields(same):
             if one.name in only and (value := getattr(same, one.name)):
                 yield one.name, value
@@ -137,11 +184,15 @@ class Overrides:
         )
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """`recipe` with what is given here.
+        """`recipe` with what is given here; each of its members, too.
 
         Raises `SpecMismatchError` for a driver of another robot, `ConfigError` for a policy that cannot be used with
         it.
         """
+        if recipe.members:
+            # a robot that the weights of --from do not know is demonstrated with
+            each = replace(self, from_="")
+            recipe = replace(recipe, members={name: each.applied(one) for name, one in recipe.members.items()})
         if self.robot or self.robot_config:
             recipe = self._driven(recipe)
         chunking = recipe.chunking
@@ -150,11 +201,25 @@ class Overrides:
         )
         loop = replace(recipe.loop, episodes=self.rules(recipe.loop.episodes))
         recipe = replace(recipe, chunking=chunking, delay=self.delay or recipe.delay, loop=loop)
+        if self.from_:
+            # It acts already: nothing is demonstrated to it first.
+            recipe = replace(recipe, start=parse_source(self.from_, "--from"), demonstrations=0)
+        recipe = self._learned(recipe)
         choice = self.choice()
         if choice is not None:
-            return with_policy(recipe, choice)
+            return with_policy(recipe, choice, self.set_)
         if recipe.tiny:
             recipe.make_policy(recipe.spec, 0)
+        return with_settings(recipe, self.set_)
+
+    def set_in(self, recipe: Recipe) -> Recipe:
+        """`recipe` with its settings alone, its members as they are, for a process that runs no policy. Raises
+        `ConfigError`."""
+        return with_settings(self._learned(recipe), self.set_)
+
+    def _learned(self, recipe: Recipe) -> Recipe:
+        if self.algorithm and not isinstance(recipe.algorithm, type(algorithm := get_algorithm(self.algorithm))):
+            return replace(recipe, algorithm=algorithm)
         return recipe
 
     def _driven(self, recipe: Recipe) -> Recipe:
@@ -168,15 +233,16 @@ class Overrides:
         return replace(recipe, robot=kind, robot_config=config)
 
 
-def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
-    """`recipe` with the policy of `choice`, its algorithm and pace as `PolicyDefaults` wants them.
+def with_policy(recipe: Recipe, choice: PolicyChoice, settings: Sequence[str] = ()) -> Recipe:
+    """`recipe` with the policy of `choice`, its training and pace as `PolicyDefaults` wants them unless `settings`
+    (`fleet.config.settings`) say otherwise.
 
     Chunks that are too short for the recipe's `execute_ticks` are replaced when they are half executed. Loads no
     network. Raises `ConfigError` for a policy that cannot be used with the recipe's robot, as far as its files tell.
     """
     wanted = defaults(choice, recipe.spec)
     given = {name: value for name, value in asdict(wanted).items() if value is not None}
-    algorithm = {one.name: given[one.name] for one in fields(recipe.algorithm) if one.name in given}
+    training = {one.name: given[one.name] for one in fields(recipe.training) if one.name in given}
     slow, ticks, speed_up = recipe.slow, recipe.chunking.execute_ticks, recipe.chunking.speed_up
     if wanted.think_every_s is not None:
         slow = replace(slow, every_s=wanted.think_every_s, max_age_s=max(slow.max_age_s, 4 * wanted.think_every_s))
@@ -184,21 +250,28 @@ def with_policy(recipe: Recipe, choice: PolicyChoice) -> Recipe:
         ticks = usable // 2
     if ticks < 1:
         raise ConfigError(_too_short(wanted.horizon, 1, recipe, choice))
+    tuned = replace(
+        recipe,
+        training=replace(recipe.training, **training),
+        slow=slow,
+        chunking=replace(recipe.chunking, execute_ticks=ticks),
+        demonstrations=0 if recipe.start else given.get("demonstrations", recipe.demonstrations),
+    )
+    tuned = with_settings(tuned, settings)
+
+    def check(horizon: int) -> None:
+        ticks, speed_up = tuned.chunking.execute_ticks, tuned.chunking.speed_up
+        if horizon // speed_up <= ticks:
+            raise ConfigError(_too_short(horizon, ticks, tuned, choice))
 
     def make(spec: RobotSpec, seed: int) -> LearnedPolicy:
         policy = make_policy(choice, spec, seed)
-        if policy.horizon // speed_up <= ticks:
-            raise ConfigError(_too_short(policy.horizon, ticks, recipe, choice))
+        check(policy.horizon)
         return policy
 
-    return replace(
-        recipe,
-        make_policy=make,
-        algorithm=replace(recipe.algorithm, **algorithm),
-        slow=slow,
-        chunking=replace(recipe.chunking, execute_ticks=ticks),
-        demonstrations=given.get("demonstrations", recipe.demonstrations),
-    )
+    if wanted.horizon is not None:
+        check(wanted.horizon)
+    return replace(tuned, make_policy=make)
 
 
 def _too_short(horizon: int | None, ticks: int, recipe: Recipe, choice: PolicyChoice) -> str:
@@ -232,3 +305,24 @@ def read_staleness(text: str, usual: StalenessBound | None) -> StalenessBound | 
         raise ConfigError(
             f"--max-lag {text}: say S, in versions, such as 6; S:WEIGHT, such as 6:0.25; or none."
         ) from error
+
+
+def taken(hint: Any) -> tuple[str, ...]:
+    """Which fields of `Overrides` a field with this annotation stands for; none for any other annotation."""
+    names: tuple[str, ...] = hint.__metadata__[0] if getattr(hint, "__origin__", None) is Overrides else ()
+    return names
+
+
+def default(one: dataclasses.Field[Any]) -> Any:
+    """What a field is when nothing is said."""
+    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+
+
+def as_arguments(name: str, value: Any) -> Collection[str]:
+    """One option of a command line."""
+    option = name.rstrip("_").replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{option}" if value else f"--no-{option}",)
+    if isinstance(value, list):
+        return [word for one in value for word in (f"--{option}", str(one))]
+    return f"--{option}", str(value)

@@ -7,7 +7,7 @@ command line of another process. So an option is spelt once, here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,7 +18,7 @@ import typer
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.rollout.config import RolloutConfig
 from fleet.config import recipes
-from fleet.config.overrides import Overrides, read_retention, read_staleness, unset
+from fleet.config.overrides import Overrides, as_arguments, default, read_retention, read_staleness, taken, unset
 from hal.stop_devices.config import COMMANDS, StopDevicesConfig
 from wire.errors import ConfigError
 
@@ -26,9 +26,11 @@ PORT = 5760
 WEB_PORT = 8080
 THINK_PORT = 5761
 RELAY_PORT = 5763
-POLICY = ("policy", "policy_config")
+SETTINGS = ("set_",)
+POLICY = ("policy", "policy_config", *SETTINGS)
 SIMULATED = ("strategy", "delay", "speed_up", *POLICY)
 """overrides that leave the recipe's robot as it is"""
+LEARNING = ("algorithm", "from_", *POLICY)
 EPISODES = ("reset_by", "judged_by", "reset_time_s", "episode_time_s")
 NOTHING = Overrides()
 _ALWAYS = ("name", "recipe", "gateway")
@@ -65,8 +67,8 @@ Canary = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the robots that try a new version first; it is promoted or rolled back by how they do. 0: all "
-        "robots at once.",
+        help="Share of the robots that try a new version first, at least one robot, otherwise rounded down; it is "
+        "promoted or rolled back by how they do. 0: all robots at once.",
     ),
 ]
 GateSuccess = Annotated[
@@ -97,8 +99,8 @@ class ProcessOptions:
 
     @property
     def root(self) -> Path:
-        """The data directory: the one that was given, else data/RECIPE."""
-        return self.data if self.data is not None else Path("data") / self.recipe.replace(":", ".")
+        """The data directory: the one that was given, else data/RECIPE, which a member has in common with its job."""
+        return self.data if self.data is not None else Path("data") / self.recipe.partition("@")[0].replace(":", ".")
 
     def make_recipe(self, seed: int = 0) -> recipes.Recipe:
         """The recipe that these options name. Raises `ConfigError`."""
@@ -154,11 +156,17 @@ class GatewayOptions(ProcessOptions):
     retention: RetentionText = ""
     canary: Canary = 0.0
     gate_success: GateSuccess = 0.0
+    overrides: Annotated[Overrides, SETTINGS] = NOTHING
 
     def rollout(self, usual: RolloutConfig) -> RolloutConfig:
         """How versions come to act: `usual`, but for what was asked. Raises `ConfigError`."""
         asked = {"canary": self.canary, "gate_success": self.gate_success}
         return msgspec.structs.replace(usual, **{name: share for name, share in asked.items() if share})
+
+    def resolved(self, recipe: recipes.Recipe) -> recipes.Recipe:
+        """`recipe` with what these options say of it. Raises `ConfigError`."""
+        retention = read_retention(self.retention, recipe.retention)
+        return dataclasses.replace(recipe, retention=retention, rollout=self.rollout(recipe.rollout))
 
     @property
     def heard_stop_port(self) -> int:
@@ -172,8 +180,15 @@ class GatewayOptions(ProcessOptions):
 class UpOptions(GatewayOptions):
     """Of `up`, which runs all of them."""
 
-    robots: Annotated[int | None, typer.Option(min=1, max=64, help="How many simulated robots; default 3.")] = None
-    """None: the usual number, or what the cluster's nodes have"""
+    robots: Annotated[
+        str,
+        unset(
+            "How many simulated robots; default 3. Of a recipe with members: so many of each, or MEMBER:N,MEMBER:N; "
+            "default one of each.",
+            metavar="N",
+        ),
+    ] = ""
+    """'': the usual number, or what the cluster's nodes have"""
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many minutes of robots at work; default: at Ctrl-C.")
     ] = None
@@ -198,7 +213,11 @@ class UpOptions(GatewayOptions):
     host: Annotated[str, unset("Address the gateway listens on; default 127.0.0.1, with Ray this node's.")] = ""
     max_lag: MaxLag = ""
     think_server: Annotated[bool, typer.Option("--think-server", help="Robots think in one think server.")] = False
-    overrides: Annotated[Overrides, SIMULATED] = NOTHING
+    overrides: Annotated[Overrides, ("algorithm", "from_", *SIMULATED)] = NOTHING
+
+    def resolved(self, recipe: recipes.Recipe) -> recipes.Recipe:
+        recipe = super().resolved(recipe)
+        return dataclasses.replace(recipe, staleness=read_staleness(self.max_lag, recipe.staleness))
 
     def check(self) -> None:
         """Raises `ConfigError` for options that contradict each other, and for a retention or lag that cannot be."""
@@ -209,7 +228,7 @@ class UpOptions(GatewayOptions):
             raise ConfigError(f"--backend {self.backend}: there are local and ray.")
         if self.backend == "local" and self.ray_address:
             raise ConfigError(f"--ray-address {self.ray_address} needs --backend ray.")
-        if self.ray_address and self.robots is not None:
+        if self.ray_address and self.robots:
             raise ConfigError(
                 f"--robots {self.robots} with --ray-address {self.ray_address}: the cluster's nodes say which robots "
                 "there are. Leave --robots out, and start nodes with `vla-fleet ray-node --robots NAME,NAME`."
@@ -230,7 +249,7 @@ class TrainerOptions(ClientOptions):
     snapshot: Annotated[str, unset("Train on what this snapshot holds and on nothing later; default: on all.")] = ""
     metrics_port: MetricsPort = 0
     metrics_host: MetricsHost = "127.0.0.1"
-    overrides: Annotated[Overrides, POLICY] = NOTHING
+    overrides: Annotated[Overrides, LEARNING] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,12 +266,13 @@ class DemonstratorOptions(ClientOptions):
     name: Name = "demonstrator"
     first_seed: Annotated[int, typer.Option(help="Seed of the first demonstration.")] = 0
     episodes: Annotated[int, typer.Option(help="How many in all; 0: as the recipe says.")] = 0
+    overrides: Annotated[Overrides, SETTINGS] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
 class TryPolicyOptions(ProcessOptions):
     seed: Seed = 0
-    overrides: Annotated[Overrides, ("speed_up", *POLICY)] = NOTHING
+    overrides: Annotated[Overrides, ("algorithm", "speed_up", *POLICY)] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,24 +396,3 @@ class EdgePartOptions(EdgeOptions):
 
     part: Annotated[str, typer.Argument(help="robot, control, inference, shadow, thinker or uplink")]
     run_dir: Annotated[Path, typer.Option(hidden=True)]
-
-
-def taken(hint: Any) -> tuple[str, ...]:
-    """Which fields of `Overrides` a field with this annotation stands for; none for any other annotation."""
-    names: tuple[str, ...] = hint.__metadata__[0] if getattr(hint, "__origin__", None) is Overrides else ()
-    return names
-
-
-def default(one: dataclasses.Field[Any]) -> Any:
-    """What a field is when nothing is said."""
-    return one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
-
-
-def as_arguments(name: str, value: Any) -> Collection[str]:
-    """One option of a command line."""
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return (f"--{option}" if value else f"--no-{option}",)
-    if isinstance(value, list):
-        return [word for one in value for word in (f"--{option}", str(one))]
-    return f"--{option}", str(value)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.algorithms.interface import AlgorithmConfig
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from cloud_learner.rollout.config import RolloutConfig
-from cloud_learner.training.config import ActionCheckConfig, PublisherConfig
+from cloud_learner.training.config import ActionCheckConfig, PopulationConfig, PublisherConfig, TrainingConfig
+from fleet.config.weights_source import WeightsSource
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
@@ -19,6 +20,7 @@ from policies.interface.policy import LearnedPolicy, Policy
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import LoopConfig
 from robot_edge.inference.server import SlowConfig
+from wire.errors import ConfigError, FleetError
 from wire.types import RobotSpec
 
 
@@ -49,7 +51,12 @@ class Recipe:
     spec: RobotSpec
     make_policy: Callable[[RobotSpec, int], LearnedPolicy]
     """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
-    algorithm: HGDagger
+    algorithm: AlgorithmConfig
+    """what is learned from the data"""
+    training: TrainingConfig
+    """how gradient steps are made, whatever the algorithm"""
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    """of `vla-fleet train`: how many train beside each other, and what of algorithm and training they tune"""
     tiny: str = ""
     """what `vla-fleet up` builds in DATA/policy when it starts there first, `smolvla` or `act`, and gives to every part
     as --policy; '' for a recipe that makes its policy itself"""
@@ -64,6 +71,8 @@ class Recipe:
     """that the robot's driver takes long to import: `up` imports them once for all its processes"""
     config: Path | None = None
     """the file that it was made from (--config); filled in by `get_recipe`"""
+    start: WeightsSource | None = None
+    """weights that training begins with (--from), in place of the policy's first ones"""
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     """how chunks are asked for, and what is done about actions that come late"""
     delay: str = "0"
@@ -84,13 +93,16 @@ class Recipe:
     """share of its velocity limits at which each robot moves at most"""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     checkpoint_every_s: float = 30.0
+    keep_checkpoints: int = 2
+    """the newest so many stay, and that of the best version by held-out success"""
     publisher: PublisherConfig = field(default_factory=PublisherConfig)
     """how versions travel"""
     action_check: ActionCheckConfig = field(default_factory=ActionCheckConfig)
     """which versions are not let out for what they do"""
     retention: Retention = field(default_factory=Retention)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """what of the experience is forgotten by itself; nothing unless it says so"""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """how versions are tried before all robots run them"""
     cache_bytes: int = 4 * 1024**3
     """RAM the trainer's cache of decoded experience may take"""
     echo: float = 1.0
@@ -113,3 +125,95 @@ class Recipe:
     """threads that read and decode for the cache; 0: the trainer does it itself"""
     prefetch: int = 0
     """batches gathered ahead in a thread of the trainer; 0: none"""
+    members: Mapping[str, Recipe] = field(default_factory=dict)
+    """for robots of several shapes that share the policy: each one's own recipe by a short name, see `share_policy`;
+    empty for a job of one shape"""
+    share: float = 1.0
+    """of the trainer's batches, where it is a member: beside the shares of the others"""
+
+    def as_member(self, name: str) -> Recipe:
+        """The recipe of a member in this job: what is its robot's is its own, everything else is the job's."""
+        one = self.members[name]
+        own = {field: getattr(one, field) for field in _OF_ROBOT}
+        return replace(self, **own, name=f"{self.name}@{name}", members={})
+
+    def require_one_shape(self, what: str) -> None:
+        """Raise `ConfigError` for a job of several shapes: `what` is done with one of them."""
+        if self.members:
+            named = ", ".join(f"{self.name}@{name}" for name in self.members)
+            raise ConfigError(f"recipe '{self.name}' is for robots of several shapes, and {what} is of one: {named}.")
+
+    def member_of(self, spec: RobotSpec) -> Recipe | None:
+        """The recipe by which robots of `spec` work in this job; None when there is none."""
+        if not self.members:
+            return self if self.spec.hash == spec.hash else None
+        named = (name for name, one in self.members.items() if one.spec.hash == spec.hash)
+        return next((self.as_member(name) for name in named), None)
+
+    def refusal(self, spec: RobotSpec) -> str:
+        """Why no robot of `spec` can work in this job; '' if one can."""
+        if self.member_of(spec) is not None:
+            return ""
+        if self.members:
+            known = ", ".join(f"'{one.spec.embodiment}' ({name})" for name, one in self.members.items())
+            return (
+                f"robot '{spec.embodiment}' ({spec.hash}) is none of recipe '{self.name}', which has {known}. Start it "
+                "with the recipe of one of them, or add its own to the members."
+            )
+        try:
+            self.spec.require(spec, f"recipe '{self.name}'")
+        except FleetError as error:
+            return str(error)
+        return ""
+
+
+_OF_ROBOT = (
+    "tasks",
+    "instructions",
+    "robot",
+    "robot_config",
+    "unpaced_config",
+    "spec",
+    "demonstrations",
+    "people_only",
+    "teleoperator",
+    "modules",
+    "chunking",
+    "slow",
+    "make_local",
+    "motion",
+    "loop",
+    "stop_devices",
+    "speed_limit",
+    "evaluator",
+    "share",
+)
+
+
+def share_policy(name: str, members: Mapping[str, Recipe], **changes: Any) -> Recipe:
+    """A job of robots of several shapes: `members` by a short name. Policy, algorithm, training and what else is asked
+    of a whole job are those of the first one, or of `changes`.
+
+    Raises `ConfigError` for members that cannot go together.
+    """
+    if not members:
+        raise ConfigError(f"recipe '{name}': robots of several shapes need members.")
+    job = replace(next(iter(members.values())), name=name, **changes)
+    tasks: dict[str, str] = {}
+    specs: dict[str, str] = {}
+    for short, member in members.items():
+        if "@" in short or not short or member.members:
+            raise ConfigError(f"recipe '{name}': member '{short}' needs a name without an @, and no members itself.")
+        if (other := specs.setdefault(member.spec.data_hash, short)) != short:
+            raise ConfigError(
+                f"recipe '{name}': members '{other}' and '{short}' are of one robot, '{member.spec.embodiment}'; make "
+                "one of them, with the tasks of both."
+            )
+        for task, sentence in member.instructions.items():
+            if tasks.setdefault(task, sentence) != sentence:
+                raise ConfigError(
+                    f"recipe '{name}': task '{task}' is \"{tasks[task]}\" for one member and \"{sentence}\" for "
+                    f"'{short}'; give one of them another name."
+                )
+    job = replace(job, tasks=tuple(tasks), instructions=tasks, members=members)
+    return replace(job, members={short: job.as_member(short) for short in members})

@@ -9,11 +9,14 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloud_learner.algorithms import hg_dagger
-from fleet.config.recipe import Recipe
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import PopulationConfig, TrainingConfig, pixels_training
+from fleet.config.recipe import Recipe, share_policy
 from fleet.config.so101 import so101
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.drivers.fake import FAKE_INSTRUCTIONS, FAKE_LIMITS, FakeConfig, FakeRobot
+from hal.drivers.gym.presets import fetch
+from hal.drivers.gym.spec import gym_spec
 from hal.drivers.metaworld.dynamics import HandMotion, metaworld_limits
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import instruction
@@ -26,10 +29,12 @@ from wire.types import RobotSpec
 
 if TYPE_CHECKING:
     from policies.flow.policy import FlowPolicy
+    from policies.flow.shared.policy import SharedFlowPolicy
     from policies.interface.policy import LearnedPolicy
 
 PIXEL_TASKS = ("drawer-open", "button-press-topdown", "window-open", "door-open")
 STATE_TASKS = ("push", "pick-place")
+SHAPES_TASKS = ("button-press-topdown", "drawer-open")
 MAX_DELAY = 24
 """ticks of age that training simulates, at 80 Hz: a thought every 0.2 s and a tenth of a second of inference delay"""
 
@@ -51,7 +56,8 @@ def pixels(seed: int = 0) -> Recipe:
         # the picture is thought about five times a second, actions are made twenty times a second
         slow=SlowConfig(every_s=0.2),
         chunking=ChunkingConfig(execute_ticks=4),
-        algorithm=hg_dagger.pixels(),
+        algorithm=HGDagger(recent_share=0.25),
+        training=pixels_training(),
         # 1.5 s: the operator needs up to 94 ticks on these tasks, a robot gets a quarter more.
         loop=LoopConfig(
             max_ticks=120,
@@ -60,6 +66,12 @@ def pixels(seed: int = 0) -> Recipe:
         ),
         evaluator=EvaluatorConfig(max_ticks=120),
     )
+
+
+def tuned(seed: int = 0) -> Recipe:
+    """`pixels`, where `vla-fleet train` has a population tune how it learns."""
+    fields = ("training.learning_rate=3e-4..6e-3", "training.weight_decay=1e-5..1e-2", "algorithm.recent_share=0..0.5")
+    return replace(pixels(seed), name="tuned", validation=0.1, population=PopulationConfig(4, fields))
 
 
 def state(seed: int = 0) -> Recipe:
@@ -74,7 +86,8 @@ def state(seed: int = 0) -> Recipe:
         unpaced_config=config,
         spec=metaworld_spec(config),
         make_policy=_state_policy,
-        algorithm=hg_dagger.state(),
+        algorithm=HGDagger(),
+        training=TrainingConfig(batch=128, ema_decay=0.995, pretrain_steps=800),
         evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),
     )
 
@@ -94,10 +107,46 @@ def fake(seed: int = 0) -> Recipe:
         spec=robot.spec,
         make_policy=_pixels_policy,
         motion=SpecMotion(robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
-        algorithm=hg_dagger.HGDagger(batch=16, pretrain_steps=20, publish_every_s=1.0),
+        algorithm=HGDagger(),
+        training=TrainingConfig(batch=16, pretrain_steps=20, publish_every_s=1.0),
         loop=LoopConfig(max_ticks=60, safety=FAKE_LIMITS),
         evaluator=EvaluatorConfig(episodes=2, every_s=5.0, final_episodes=3, max_ticks=60),
         checkpoint_every_s=2.0,
+    )
+
+
+def shapes(seed: int = 0) -> Recipe:
+    """Two kinds of arm, and a third one that may join, share one policy; object poses, no camera."""
+    config = MetaWorldConfig(tasks=SHAPES_TASKS, observation="state", render_in_thread=False)
+    metaworld = replace(
+        state(seed),
+        tasks=SHAPES_TASKS,
+        instructions={task: instruction(task) for task in SHAPES_TASKS},
+        robot_config=config,
+        unpaced_config=config,
+        spec=metaworld_spec(config),
+        make_policy=_shared_policy,
+        demonstrations=10,
+    )
+    members = {"metaworld": metaworld, "fetch": _fetch(metaworld, "push"), "reach": _fetch(metaworld, "reach")}
+    return share_policy("shapes", members)
+
+
+def _fetch(like: Recipe, task: str) -> Recipe:
+    """One task of the Fetch arm, learned as `like` is. Its scenes end after 50 ticks by themselves."""
+    config = fetch(task)
+    return replace(
+        like,
+        tasks=(task,),
+        instructions={one.name: one.instruction for one in config.tasks},
+        robot="gym-fetch",
+        robot_config=config,
+        unpaced_config=config,
+        spec=gym_spec(config)[0],
+        # an action moves the hand by up to 5 cm
+        chunking=ChunkingConfig(execute_ticks=2),
+        loop=LoopConfig(max_ticks=50),
+        evaluator=replace(like.evaluator, max_ticks=50),
     )
 
 
@@ -132,21 +181,32 @@ def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
     return FlowPolicy(spec, state_network(spec), seed)
 
 
+def _shared_policy(spec: RobotSpec, seed: int) -> SharedFlowPolicy:
+    from policies.flow.shared.factory import SharedOptions, network
+    from policies.flow.shared.policy import SharedFlowPolicy
+
+    # Fetch's push, 40 demonstrations, 2,500 steps, one seed: 0.75 with "action", 0.55 with "velocity"
+    return SharedFlowPolicy(spec, network("state", SharedOptions(capacity=4, predict="action")), seed)
+
+
 RECIPES: dict[str, Callable[..., Recipe]] = {
     "pixels": pixels,
+    "tuned": tuned,
     "state": state,
     "fake": fake,
+    "shapes": shapes,
     "vla": vla,
     "so101": so101,
 }
 
 
 def get_recipe(name: str, seed: int = 0, config: Path | None = None) -> Recipe:
-    """The recipe called `name`, or what the function `module:function` returns for `seed`.
+    """The recipe called `name`, or what the function `module:function` returns for `seed`; `RECIPE@MEMBER`: a member.
 
     `config`: the file of --config, for a function that takes one. Raises `ConfigError` that suggests the nearest name,
     or says why the function cannot be used.
     """
+    name, at, member = name.partition("@")
     make = RECIPES.get(name)
     if make is None and ":" in name:
         make = _load(name)
@@ -165,7 +225,12 @@ def get_recipe(name: str, seed: int = 0, config: Path | None = None) -> Recipe:
         raise ConfigError(
             f"recipe '{name}' returned a {type(recipe).__name__}; it must return a fleet.config.recipe.Recipe."
         )
-    return replace(recipe, name=name, config=config)
+    if at and member not in recipe.members:
+        known = ", ".join(f"{name}@{one}" for one in recipe.members) or "no members: it is for robots of one shape"
+        raise ConfigError(f"recipe '{name}' has no member '{member}'.{suggest(member, recipe.members)} It has {known}.")
+    recipe = replace(recipe, name=name, config=config)
+    recipe = replace(recipe, members={short: recipe.as_member(short) for short in recipe.members})
+    return recipe.members[member] if at else recipe
 
 
 def _load(name: str) -> Callable[..., Recipe]:

@@ -1,14 +1,15 @@
 """Measures policy versions on held-out seeds, as fast as the machine allows and out of everyone's way.
 
-It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing. One episode per step, so
-that it hears of newer versions in between. What the gateway asks for goes before, but for the curve's points, each in
-its time.
+It runs the same policy, chunk schedule and limits as a robot, on a simulator without pacing, and goes through robots of
+several shapes in turn. One episode per step, so that it hears of newer versions in between. What the gateway asks for
+goes before, but for the curve's points, each in its time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -18,13 +19,14 @@ from hal.interfaces.robot import Robot
 from hal.safety.limiter import SafetyLimiter
 from hal.safety.limits import SafetyLimits
 from hal.safety.rest import rest_action
+from hal.scheduler.episodes import HELD_OUT_SEEDS
 from policies.interface.policy import Policy
 from robot_edge.chunking.scheduler import ChunkScheduler, ChunkSchedulerSelector, MakeScheduler
 from robot_edge.inference.server import infer_chunk
 from robot_edge.inference.verified_load import load_verified
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from wire.clock import Clock, ManualClock, SimulatedClock, clock_name
-from wire.errors import ConfigError, RejectedError
+from wire.errors import ConfigError, RejectedError, SpecMismatchError
 from wire.messages import Message
 from wire.messages.gateway import GATE, Evaluate, Evaluation, Hello
 from wire.messages.local import ChunkReply
@@ -51,6 +53,17 @@ class EvaluatorConfig:
     delay_ticks: int = 1
     """ticks between an observation and its chunk, about what a robot of the fleet has"""
 
+    def __post_init__(self) -> None:
+        for name in ("episodes", "final_episodes", "max_ticks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"evaluator: {name} is {getattr(self, name)}; it must be positive.")
+        for name in ("first_seed", "final_first_seed"):
+            if getattr(self, name) not in HELD_OUT_SEEDS:
+                raise ConfigError(
+                    f"evaluator: {name} is {getattr(self, name)}; seeds below {HELD_OUT_SEEDS.start} are those of "
+                    "training and of demonstrations."
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -65,6 +78,15 @@ class Conditions:
     safety: SafetyLimits = field(default_factory=SafetyLimits)
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """How an episode ended."""
+
+    success: bool
+    steps: int
+    """control ticks it took"""
+
+
 def rollout(
     robot: Robot,
     policy: Policy,
@@ -73,8 +95,8 @@ def rollout(
     seed: int,
     max_ticks: int,
     conditions: Conditions,
-) -> bool:
-    """Whether `policy` succeeds at `task` from `seed` within `max_ticks`."""
+) -> RolloutResult:
+    """What comes of `policy` at `task` from `seed` within `max_ticks`."""
     robot.reset(task, seed)
     scheduler.reset(0)
     safety = SafetyLimiter(robot.spec, conditions.safety)
@@ -104,10 +126,43 @@ def rollout(
         scheduler.on_executed(tick, feedback.executed, waited=chosen is None)
         safety.note(feedback.executed, executed)
         if feedback.success or feedback.terminated or feedback.truncated:
-            return feedback.success
+            return RolloutResult(feedback.success, tick + 1)
         executed = feedback.executed
         conditions.clock.advance(robot.spec.period_ns)
-    return False
+    return RolloutResult(False, max_ticks)
+
+
+class EvaluatedRobot:
+    """Robots of one shape: a simulator that stands for them, and what they run."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        policy: Policy,
+        make_scheduler: MakeScheduler,
+        tasks: tuple[str, ...],
+        max_ticks: int,
+        conditions: Conditions,
+        name: str = "",
+    ) -> None:
+        """`conditions`: what episodes of `max_ticks` at most are run under; `robot` stamps with their clock. `name`:
+        what people call the shape, '' where there is but one."""
+        self.robot, self.tasks, self.name = robot, tasks, name
+        self._policy, self._max_ticks, self._conditions = policy, max_ticks, conditions
+        self._chunks = ChunkSchedulerSelector(make_scheduler)
+
+    def load(self, version: PolicyVersion, path: Path) -> None:
+        """Act by this version from now on. Raises what `load_verified` raises, and `ConfigError` for one that the
+        strategy is not for."""
+        load_verified(self._policy, version, path)
+        self._chunks.select(self._policy.trained)
+        if self._chunks.refused:
+            raise ConfigError(self._chunks.refused)
+
+    def episode(self, task: str, seed: int) -> bool:
+        """Whether it succeeded."""
+        scheduler, conditions = self._chunks.scheduler, self._conditions
+        return rollout(self.robot, self._policy, scheduler, task, seed, self._max_ticks, conditions).success
 
 
 class Evaluator:
@@ -116,33 +171,25 @@ class Evaluator:
     def __init__(
         self,
         name: str,
-        robot: Robot,
-        policy: Policy,
-        make_scheduler: MakeScheduler,
-        tasks: tuple[str, ...],
+        robots: Sequence[EvaluatedRobot],
         gateway: Channel,
         weights: Path,
         clock: Clock,
         config: EvaluatorConfig,
         only: Evaluate | None = None,
-        conditions: Conditions | None = None,
     ) -> None:
-        """`conditions`: what the episodes are run under; `robot` stamps with their clock.
+        """`robots`: of each shape one.
 
         `only`: measure just this, then `done` turns true; otherwise the newest version at a steady cadence.
         """
-        self.robot = robot
-        self._policy = policy
-        self._chunks = ChunkSchedulerSelector(make_scheduler)
-        self._conditions = conditions or Conditions(delay=repeat(config.delay_ticks))
-        self._tasks = tasks
+        self.robots = tuple(robots)
         self._gateway = gateway
         self._clock = clock
         self._config = config
         self._only = only
         self._next_point_ns = 0
         self._measured = 0
-        self._work: deque[tuple[str, int]] = deque()
+        self._work: deque[tuple[EvaluatedRobot, str, int]] = deque()
         self._now: Evaluate | None = None
         self._started_ns = 0
         self._outcomes: dict[str, list[bool]] = {}
@@ -151,7 +198,9 @@ class Evaluator:
         self._answer: Evaluation | None = None
         """to what it asked for last"""
         self.done = False
-        hello = Hello(name, Role.evaluator, clock_name(), 0, spec=robot.spec, tasks=tasks)
+        spec = self.robots[0].robot.spec if len(self.robots) == 1 else None
+        tasks = tuple(dict.fromkeys(task for one in self.robots for task in one.tasks))
+        hello = Hello(name, Role.evaluator, clock_name(), 0, spec=spec, tasks=tasks)
         self.subscriber = WeightSubscriber(
             hello, gateway, weights, clock, take=self._take, wants=self._wants, remind=self._remind
         )
@@ -210,27 +259,35 @@ class Evaluator:
             asked = Evaluate(version.number, self._config.episodes, self._config.first_seed, "cadence")
         if asked is None or version.number != asked.number:
             return
-        load_verified(self._policy, version, path)
-        self._chunks.select(self._policy.trained)
-        if self._chunks.refused:
-            raise ConfigError(self._chunks.refused)
+        scenes = [(one, task) for one in self._driven_by(version, path) for task in one.tasks]
         self._now, self._started_ns = asked, now_ns
-        self._outcomes = {task: [] for task in self._tasks}
-        self._work = deque((task, asked.first_seed + k) for k in range(asked.episodes) for task in self._tasks)
+        self._outcomes = {self._label(*scene): [] for scene in scenes}
+        self._work = deque((*scene, asked.first_seed + k) for k in range(asked.episodes) for scene in scenes)
+
+    def _label(self, robot: EvaluatedRobot, task: str) -> str:
+        """What people see: the task, and of robots of several shapes that have it in common also which."""
+        common = sum(task in one.tasks for one in self.robots) > 1
+        return f"{task} ({robot.name})" if common else task
+
+    def _driven_by(self, version: PolicyVersion, path: Path) -> list[EvaluatedRobot]:
+        """The robots that this version can drive: of those that share a policy some may not have joined it yet. Raises
+        `SpecMismatchError` when it can drive none."""
+        driven = []
+        refusal: SpecMismatchError | None = None
+        for one in self.robots:
+            try:
+                one.load(version, path)
+                driven.append(one)
+            except SpecMismatchError as error:
+                refusal = error
+        if refusal is not None and not driven:
+            raise refusal
+        return driven
 
     def _episode(self) -> None:
         assert self._now is not None
-        task, seed = self._work.popleft()
-        won = rollout(
-            self.robot,
-            self._policy,
-            self._chunks.scheduler,
-            task,
-            seed,
-            self._config.max_ticks,
-            self._conditions,
-        )
-        self._outcomes[task].append(won)
+        robot, task, seed = self._work.popleft()
+        self._outcomes[self._label(robot, task)].append(robot.episode(task, seed))
         if self._work:
             return
         asked, self._now = self._now, None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from fleet.config.data_directory import DataDirectory
-from fleet.config.overrides import read_retention, read_staleness
+from fleet.config.overrides import read_staleness
 from fleet.config.process_options import (
     ClientOptions,
     DemonstratorOptions,
@@ -25,13 +25,14 @@ from fleet.config.process_options import (
     TrainerOptions,
 )
 from fleet.config.recipe import Recipe
-from fleet.launch import factories
+from fleet.launch import factories, learning
+from fleet.launch.run_record import keep_record, make_record
 from hal.driver_host.priority import idle
 from hal.interfaces.robot import is_real
 from hal.registry import make_robot
 from robot_edge.runtime.lifecycle import ShutdownSignal
 from wire.clock import MonotonicClock
-from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError
+from wire.errors import ConfigError, CorruptDataError, FormatError, InvalidDataError, NotWritableError, StorageError
 from wire.messages.gateway import Evaluate
 from wire.transport.keys import GATEWAY, load_pair
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
@@ -49,9 +50,8 @@ def run_gateway(options: GatewayOptions) -> None:
     from cloud_learner.operator.app import serve
 
     urgent_threads()
-    recipe, data = options.make_recipe(), DataDirectory(options.root)
-    recipe = replace(recipe, retention=read_retention(options.retention, recipe.retention))
-    recipe = replace(recipe, rollout=options.rollout(recipe.rollout))
+    recipe = options.resolved(options.overrides.set_in(options.make_recipe()))
+    data = DataDirectory(options.root)
     data.keep_buffer_at(options.ledger, options.store, options.gateway_name)
     allow_connections()
     shutdown = ShutdownSignal()
@@ -105,25 +105,44 @@ def run_trainer(options: TrainerOptions) -> None:
     recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
+    from cloud_learner.training.reporting.run_log import RunLog
+
     with gateway_channel(options, options.name) as channel:
         trainer = wait_for_buffer(
-            lambda: factories.make_trainer(
+            lambda: learning.make_trainer(
                 recipe, options.name, data, channel, options.seed, options.max_steps, snapshot=options.snapshot
             ),
             lambda: shutdown.requested,
         )
         if trainer is None:
             return
+        overrides = options.overrides
+        record = make_record(
+            "trainer",
+            recipe,
+            options.seed,
+            overrides.choice(),
+            overrides.set_,
+            snapshot=options.snapshot,
+            steps=options.max_steps,
+        )
+        try:
+            keep_record(data, record)
+        except StorageError as error:
+            log.warning("%s Learning goes on without that note.", error)
         if options.metrics_port:
-            from cloud_learner.training.metrics import TrainerMetrics
+            from cloud_learner.training.reporting.metrics import TrainerMetrics
             from wire.metrics import MetricsServer
 
             MetricsServer(options.metrics_host, options.metrics_port, TrainerMetrics(trainer, MonotonicClock()))
+        curves = RunLog.open(data.curves, f"{recipe.name} {data.root.name}", trainer.learner.gradient_steps, {})
         trainer.start()
         while not (shutdown.requested or trainer.stopping):
             if not trainer.step():
                 wait_any([channel], 0.05)
+            curves.poll(trainer.counts)
             trainer.session.raise_if_rejected()
+        curves.close()
         if trainer.learner.gradient_steps:
             trainer.save()
         trainer.close()
@@ -140,22 +159,24 @@ def run_evaluator(options: EvaluatorOptions) -> None:
     only = Evaluate(version, config.final_episodes, config.final_first_seed, options.label) if version else None
     with gateway_channel(options, options.name) as channel:
         evaluator = factories.make_evaluator(recipe, options.name, data, channel, options.seed, only)
-        evaluator.robot.connect()
-        try:
+        with contextlib.ExitStack() as held:
+            for one in evaluator.robots:
+                held.callback(one.robot.close)
+                one.robot.connect()
             while not (shutdown.requested or evaluator.done or evaluator.subscriber.stopping):
                 if not evaluator.busy:
                     wait_any([channel], 0.1)
                 evaluator.step()
                 evaluator.subscriber.session.raise_if_rejected()
-        finally:
-            evaluator.robot.close()
 
 
 def run_demonstrator(options: DemonstratorOptions) -> None:
     """Record demonstrations of the scripted operator and send them to the gateway."""
     from fleet.evaluation.demonstrations import demonstrate
 
-    recipe, data = simulated(options.make_recipe()), DataDirectory(options.root)
+    recipe, data = options.overrides.set_in(options.make_recipe()), DataDirectory(options.root)
+    recipe.require_one_shape("a demonstration")
+    recipe = simulated(recipe)
     count = options.episodes or recipe.demonstrations * len(recipe.tasks)
     name = options.name
     with gateway_channel(options, name) as channel:
@@ -165,9 +186,11 @@ def run_demonstrator(options: DemonstratorOptions) -> None:
 
 
 def simulated(recipe: Recipe) -> Recipe:
-    """`recipe`. Raises `ConfigError` for one without a simulator to demonstrate and to evaluate in: whoever does that
-    keeps no pace, and nobody could stop it.
+    """`recipe`. Raises `ConfigError` for one, or a member, without a simulator to demonstrate and to evaluate in:
+    whoever does that keeps no pace, and nobody could stop it.
     """
+    for member in recipe.members.values():
+        simulated(member)
     if recipe.people_only:
         raise ConfigError(f"recipe '{recipe.name}' has no simulator: people demonstrate on its robots and judge them.")
     with contextlib.closing(make_robot(recipe.robot, recipe.unpaced_config)) as robot:
@@ -186,6 +209,7 @@ def run_think_server(options: ThinkServerOptions) -> None:
 
     limit_threads()
     recipe, data = options.overrides.applied(options.make_recipe()), DataDirectory(options.root)
+    recipe.require_one_shape("a think server")
     shutdown = ShutdownSignal()
     # A robot's shadow connects by the robot's key.
     robots = ZmqServer(f"tcp://{options.host}:{options.port or '*'}", options.key_directory, THINKER, apart=True)
@@ -267,10 +291,10 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit_threads() -> None:
+def limit_threads(count: int = 1) -> None:
     """Several processes share a few cores: torch's thread pools would spin against each other."""
     try:
         import torch
     except ImportError as error:
         raise ConfigError("this process runs the policy and needs torch: install vla-fleet[learner] here.") from error
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)

@@ -13,7 +13,7 @@ import msgspec
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
-from fleet.evaluation.evaluator import Conditions, Evaluator
+from fleet.evaluation.evaluator import Conditions, EvaluatedRobot, Evaluator
 from fleet.evaluation.injected_delay import DelayedChannel, parse_delay
 from hal.interfaces.robot import HoldingRobot, Teleoperator, is_real
 from hal.registry import make_operator, make_robot
@@ -31,18 +31,11 @@ from wire.types import PolicyCapabilities
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
-    from cloud_learner.buffer.loading.config import DatasetConfig
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.buffer.maintenance.maintenance import MaintenanceThread
-    from cloud_learner.buffer.store.store import SegmentStore
     from cloud_learner.gateway.peers import AuthenticatedServerChannel
     from cloud_learner.gateway.server import Gateway
     from cloud_learner.gateway.stop_server import StopServer
     from cloud_learner.operator.view import FleetView
-    from cloud_learner.training.action_check import ActionCheck
-    from cloud_learner.training.learner import Learner
-    from cloud_learner.training.trainer import Trainer
-    from policies.interface.policy import LearnedPolicy
 
 
 def scheduler_factory(recipe: Recipe) -> MakeScheduler:
@@ -107,22 +100,19 @@ def make_control(
 def make_evaluator(
     recipe: Recipe, name: str, data: DataDirectory, gateway: Channel, seed: int, only: Evaluate | None = None
 ) -> Evaluator:
+    """Measures on the recipe's robot, or on those of all its members."""
+    robots = [_evaluated(one, short, seed) for short, one in (recipe.members or {"": recipe}).items()]
+    weights = data.edge(name) / "weights"
+    return Evaluator(name, robots, gateway, weights, MonotonicClock(), recipe.evaluator, only)
+
+
+def _evaluated(recipe: Recipe, name: str, seed: int) -> EvaluatedRobot:
     simulated = SimulatedClock()
     robot = make_robot(recipe.robot, recipe.unpaced_config, simulated)
     require_limits(robot, recipe.loop.safety)
-    return Evaluator(
-        name,
-        robot,
-        recipe.make_policy(recipe.spec, seed),
-        scheduler_factory(recipe),
-        recipe.tasks,
-        gateway,
-        data.edge(name) / "weights",
-        MonotonicClock(),
-        recipe.evaluator,
-        only,
-        make_conditions(recipe, simulated, seed),
-    )
+    policy, conditions = recipe.make_policy(recipe.spec, seed), make_conditions(recipe, simulated, seed)
+    given = scheduler_factory(recipe), recipe.tasks, recipe.evaluator.max_ticks, conditions
+    return EvaluatedRobot(robot, policy, *given, name)
 
 
 def make_gateway(
@@ -143,6 +133,7 @@ def make_gateway(
     from cloud_learner.gateway.storage.ingest import Ingest
     from cloud_learner.gateway.storage.weight_store import WeightStore
     from cloud_learner.operator.view import FleetView
+    from hal.resource.admitted_robots import AdmittedRobots, RobotShape
     from wire.identity.sealing import SealOpener
     from wire.weights.manifest import Signer
 
@@ -161,14 +152,14 @@ def make_gateway(
         view.add_version(newest.version)
     weights = WeightStore.open(data.weights, ledger, store.objects, Signer(secret) if secret else None)
     seals = SealOpener(secret, channel.key_record) if secret else None
+    shapes = [RobotShape(one.spec, one.tasks, name) for name, one in (recipe.members or {"": recipe}).items()]
     gateway = Gateway(
         channel,
         ledger,
         ingest,
         weights,
         view,
-        recipe.tasks,
-        recipe.spec,
+        AdmittedRobots(shapes, recipe.refusal),
         clock,
         stops=stops,
         rollout=recipe.rollout,
@@ -187,117 +178,6 @@ def _history(ledger: Ledger) -> list[tuple[Evaluation, float]]:
         before_ns = row.wall_ns
         found.append((msgspec.convert(row, Evaluation, from_attributes=True), t_s))
     return found
-
-
-def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int) -> DatasetConfig:
-    """What the recipe's trainer asks the buffer for when it trains `policy`."""
-    from cloud_learner.buffer.loading.config import DatasetConfig
-    from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, imitation
-
-    algorithm = recipe.algorithm
-    mix = TaskMix(online=OnlineShare() if algorithm.adaptive_share else None)
-    return DatasetConfig(
-        tasks=recipe.instructions,
-        target=imitation(Recent(algorithm.recent_share, algorithm.recent_steps), mix=mix, staleness=recipe.staleness),
-        batch=algorithm.batch,
-        horizon=policy.horizon,
-        ticks_ahead=policy.ticks_ahead,
-        max_offset=policy.max_offset,
-        history=getattr(policy, "history", 0),
-        offset_share=algorithm.offset_share,
-        rolled=tuple(recipe.motion.rolled.tolist()) if recipe.motion else (False,) * recipe.spec.state_dim,
-        later=policy.trained.residual_trained,
-        ticks_per_frame=algorithm.ticks_per_frame if recipe.spec.cameras else 1,
-        seed=seed,
-        cache_bytes=recipe.cache_bytes,
-        echo=recipe.echo,
-        samples_per_insert=recipe.samples_per_insert,
-        validation=recipe.validation,
-        workers=recipe.cache_workers,
-        prefetch=recipe.prefetch,
-    )
-
-
-def make_trainer(
-    recipe: Recipe,
-    name: str,
-    data: DataDirectory,
-    gateway: Channel,
-    seed: int,
-    max_steps: int = 0,
-    clock: Clock | None = None,
-    snapshot: str = "",
-) -> Trainer:
-    """The trainer on the buffer in `data`, or on what a `snapshot` of it holds; resumes from its newest checkpoint.
-
-    Raises `NothingStoredError` while no gateway has begun a buffer there, `StorageError` when it cannot be read, and
-    `InvalidDataError` for an unknown snapshot.
-    """
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
-    from cloud_learner.training.config import TrainerConfig
-    from cloud_learner.training.learner import Learner
-    from cloud_learner.training.publisher import VersionPublisher
-    from cloud_learner.training.trainer import Trainer
-
-    with contextlib.ExitStack() as undo:
-        # before the policy is built, which takes a while: who waits for the buffer asks often
-        ledger, store = data.buffer.open_reader()
-        undo.callback(ledger.close)
-        undo.callback(store.close)
-        until_row = ledger.snapshot_row(snapshot) if snapshot else 0
-        policy = recipe.make_policy(recipe.spec, seed)
-        asked = msgspec.structs.replace(dataset_config(recipe, policy, seed), until_row=until_row)
-        dataset = ReplayDataset(ledger, store, recipe.spec, asked)
-        undo.enter_context(dataset)
-        pretrained = getattr(policy, "pretrained", False)
-        # what is there once and for all, and how much is learned of it, has been chosen by whoever says so
-        bounded = pretrained and not (snapshot or max_steps)
-        config = TrainerConfig(
-            # a snapshot has what it has
-            demonstrations=0 if snapshot else recipe.demonstrations * len(recipe.tasks),
-            checkpoint_every_s=recipe.checkpoint_every_s,
-            max_steps=max_steps,
-            pretrained=pretrained,
-            by_people=recipe.people_only,
-            min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
-            max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
-        )
-        learner, clock = Learner(policy, recipe.algorithm, seed), clock or MonotonicClock()
-        check = make_action_check(recipe, learner, dataset, store, seed)
-        publisher = VersionPublisher(policy.save, data.published, recipe.publisher, check)
-        trainer = Trainer(
-            name,
-            learner,
-            policy.set_normalization,
-            dataset,
-            ledger,
-            gateway,
-            data.checkpoints,
-            clock,
-            config,
-            publisher,
-        )
-        undo.pop_all()
-    return trainer
-
-
-def make_action_check(
-    recipe: Recipe, learner: Learner, dataset: ReplayDataset, store: SegmentStore, seed: int
-) -> ActionCheck | None:
-    """A policy of the recipe that acts by versions before robots do; None where the recipe wants none."""
-    from cloud_learner.buffer.loading.observations import choose_rows, read_shown_steps
-    from cloud_learner.training.action_check import ActionCheck, HeldSource
-    from policies.common.weights import share_frozen
-
-    if not recipe.action_check.observations:
-        return None
-    policy = recipe.make_policy(recipe.spec, seed)
-    share_frozen(policy.module, learner.policy.module)
-    source = HeldSource(
-        lambda count, draw: choose_rows(dataset.universe, count, draw),
-        lambda rows: read_shown_steps(rows, store.read, recipe.spec, recipe.instructions),
-    )
-    return ActionCheck(policy, source, recipe.action_check, learner.random_lock)
 
 
 # --- flights ----------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from wire.types import Role
 
 TRAINER, EVALUATOR, DEMONSTRATOR = "trainer", "evaluator", "demonstrator"
 BEFORE, AFTER = "before", "after"
-HELPERS = (TRAINER, EVALUATOR, DEMONSTRATOR, THINKER)
-"""what is neither robot nor gateway, nor measures once"""
+HELPERS = (TRAINER, EVALUATOR, THINKER)
+"""what is neither robot nor gateway, nor demonstrates or measures once"""
 
 
 def minute_label(minute: float) -> str:
@@ -37,6 +37,11 @@ def minute_label(minute: float) -> str:
 def measurer(label: str) -> str:
     """Name of the part that makes a measurement."""
     return f"{EVALUATOR}-{label.replace(' ', '-')}"
+
+
+def demonstrator(member: str = "") -> str:
+    """Name of the part that demonstrates with the robot of a member, '' in a job of one shape."""
+    return f"{DEMONSTRATOR}-{member}" if member else DEMONSTRATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +86,24 @@ class ProcessSpecs:
         part = self._part(measurer(label), Role.evaluator, "evaluator", EvaluatorOptions, **asked)
         return replace(part, restart=False)
 
-    def make_demonstrator(self, episodes: int) -> ProcessSpec:
-        part = self._part(DEMONSTRATOR, Role.demonstrator, "demonstrate", DemonstratorOptions, episodes=episodes)
+    def make_demonstrator(self, episodes: int, member: str = "") -> ProcessSpec:
+        """`member`: whose robot, '' in a job of one shape."""
+        name, made = demonstrator(member), self._of(member)
+        part = made._part(name, Role.demonstrator, "demonstrate", DemonstratorOptions, episodes=episodes)
         return replace(part, restart=False)
 
     def make_thinker(self) -> ProcessSpec:
         return replace(self._part(THINKER, Role.thinker, "think-server", ThinkServerOptions), nice=5)
 
-    def make_edge(self, robot: str, think: str = "") -> ProcessSpec:
+    def make_edge(self, robot: str, think: str = "", member: str = "") -> ProcessSpec:
         """A robot is never given up: what ails it may pass, and the others go on meanwhile.
 
-        `think`: address of the think server, '' for its own computer.
+        `think`: address of the think server, '' for its own computer; `member`: as of a demonstrator.
         """
-        return replace(self._part(robot, Role.edge, "edge", EdgeOptions, think=think), give_up_after=0)
+        return replace(self._of(member)._part(robot, Role.edge, "edge", EdgeOptions, think=think), give_up_after=0)
+
+    def _of(self, member: str) -> ProcessSpecs:
+        return replace(self, recipe=f"{self.recipe}@{member}") if member else self
 
     def _part(self, name: str, role: Role, command: str, kind: type[ProcessOptions], **given: Any) -> ProcessSpec:
         """With those options of a `kind` that all parts of the fleet share, and those that are `given`."""
@@ -131,13 +141,18 @@ _THINKING = (Role.trainer, Role.evaluator, Role.thinker)
 """roles that run the policy in their own process"""
 
 
+def _robot_modules(recipe: Recipe) -> tuple[str, ...]:
+    return *_SIMULATORS.get(recipe.robot, ()), *recipe.modules
+
+
 def modules_by_role(recipe: Recipe, policy: str) -> dict[Role, tuple[str, ...]]:
     """What each role of a part needs before it begins, most urgent roles first.
 
     `policy`: KIND:NAME of another one than the recipe's. Where there is a GPU nothing shared may touch it: roles that
     run the policy are left out.
     """
-    robot = (*_EDGE_MODULES, *_SIMULATORS.get(recipe.robot, ()), *recipe.modules)
+    robots = [word for one in recipe.members.values() or (recipe,) for word in _robot_modules(one)]
+    robot = (*_EDGE_MODULES, *dict.fromkeys(robots))
     lerobot = _LEROBOT_MODULES if recipe.tiny or policy.startswith("lerobot:") else ()
     needs = {Role.gateway: _GATEWAY_MODULES, Role.demonstrator: robot}
     if has_gpu():

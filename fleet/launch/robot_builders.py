@@ -85,6 +85,7 @@ def edge_processes(options: EdgeOptions) -> EdgeProcesses:
     config = options.config.resolve() if options.config is not None else None
     options = replace(options, keys=options.key_directory, data=options.root, config=config)
     recipe = options.overrides.applied(options.make_recipe())
+    recipe.require_one_shape("a robot")
     # Fails here, in one line, rather than in each of the children.
     robot = make_robot(recipe.robot, recipe.robot_config)
     recipe.spec.require(robot.spec, f"robot '{recipe.robot}' for recipe '{recipe.name}'")
@@ -303,7 +304,7 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
     with contextlib.closing(stops), gateway_channel(options, name) as channel:
         quota = quota_bytes("--spool-max", options.spool_max)
         relay = relay_channel(options)
-        site = RelayLink(name, relay, _sealer(options), clock) if relay is not None else None
+        site = RelayLink(name, relay, _sealer(options), clock, relay_text(options)) if relay is not None else None
         uplink = Uplink(
             name, data.edge(name), channel, control, inference, clock, stops=stops, spool_bytes=quota, relay=site
         )
@@ -319,6 +320,11 @@ def _uplink(recipe: Recipe, data: DataDirectory, options: EdgePartOptions) -> No
 def relay_channel(options: EdgeOptions) -> ZmqClient | None:
     """The connection to the site's relay, None where there is none. Raises `ConfigError`."""
     return ZmqClient(options.relay, options.name, options.key_directory, RELAY) if options.relay else None
+
+
+def relay_text(options: EdgeOptions) -> str:
+    """What a person finds the site's relay by. Raises `ConfigError`."""
+    return f"the relay at {options.relay} with key {load_public(options.key_directory, RELAY).decode()}"
 
 
 def _sealer(options: EdgeOptions) -> Sealer:

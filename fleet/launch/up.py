@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -24,13 +25,15 @@ from fleet.launch.dashboard import Dashboard
 from fleet.launch.process_specs import (
     AFTER,
     BEFORE,
-    DEMONSTRATOR,
     HELPERS,
     ProcessSpecs,
+    demonstrator,
     measurer,
     minute_label,
     modules_by_role,
 )
+from fleet.launch.robot_names import member_of_robot, members_here, robot_names
+from fleet.launch.run_record import keep_record, make_record
 from fleet.launch.template import Template
 from fleet.tools.policy_process import build_policy, try_policy
 from fleet.tools.report import RunCounters, make_report, write_report
@@ -45,7 +48,6 @@ log = logging.getLogger(__name__)
 START_S = 60.0
 DEMONSTRATIONS_S = 300.0
 FINAL_EVALUATION_S = 900.0
-USUAL_ROBOTS = 3
 
 
 class StopRequestedError(Exception):
@@ -60,9 +62,15 @@ class Up:
         self.options = options
         self.overrides = options.overrides
         self.recipe: Recipe = options.make_recipe(options.seed)
-        if not self._builds:
-            # What cannot work is said here, once, rather than by every part.
-            self.recipe = self.overrides.applied(self.recipe)
+        # What cannot work is said here, once, rather than by every part.
+        self.recipe = self.overrides.set_in(self.recipe) if self._builds else self.overrides.applied(self.recipe)
+        self._names = robot_names(self.recipe, options.robots)
+        """of the simulated robots of this machine"""
+        shown = members_here(self.recipe, () if options.ray_address else self._names)
+        self._demonstrators = {demonstrator(name): (name, one) for name, one in shown.items()}
+        """by their names: member and its recipe"""
+        if options.think_server:
+            self.recipe.require_one_shape("a think server")
         self.data = DataDirectory(options.root.resolve())
         self.counters = RunCounters()
         self._refusals = RejectionLog()
@@ -79,18 +87,19 @@ class Up:
         if options.report is not None and not options.report.resolve().parent.is_dir():
             raise ConfigError(f"--report {options.report}: its directory does not exist; create it first.")
         self._check_people_only()
-        spec_hash, config = self.recipe.spec.data_hash, self.recipe.config
-        identity = RunIdentity(self.recipe.name, options.seed, spec_hash, self.overrides.choice(), str(config or ""))
+        config, identity = self.recipe.config, RunIdentity.of(self.recipe, options.seed, self.overrides.choice())
         self._handle_signals()
         self.data.require(identity)
         # Before the directory is given to this policy for ever. With Ray other machines make it.
-        tried = self.overrides.policy and options.backend == "local"
+        tried = (self.overrides.policy or self.overrides.algorithm) and options.backend == "local"
         stopped = lambda: bool(self._stops_requested)  # noqa: E731
         if tried and not try_policy(options.recipe, self.overrides, options.seed, stopped, config):
             return 0
         with self.data.prepare(identity):
             self.data.keep_buffer_at(options.ledger, options.store)
-            make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._measurers, *CALLERS])
+            recipe, choice = options.resolved(self.recipe), self.overrides.choice()
+            keep_record(self.data, make_record("up", recipe, options.seed, choice, self.overrides.set_))
+            make_keys(self.data.keys, [GATEWAY, *HELPERS, *self._demonstrators, *self._measurers, *CALLERS])
             with self._backend() as (self.backend, reached):
                 # Ray puts its own handlers there.
                 self._handle_signals()
@@ -130,9 +139,7 @@ class Up:
     @contextlib.contextmanager
     def _backend(self) -> Iterator[tuple[Backend, str]]:
         """Where parts run, and the address of this machine as they reach it."""
-        options, data = self.options, self.data
-        usual = 1 if self.recipe.people_only else USUAL_ROBOTS
-        simulated = tuple(f"robot-{number}" for number in range(options.robots or usual))
+        options, data, simulated = self.options, self.data, self._names
         if options.backend == "local":
             with Template(modules_by_role(self.recipe, self.overrides.policy), data.logs / "template.log") as template:
                 yield LocalBackend(data.root, data.logs, simulated, start=template.starter), "127.0.0.1"
@@ -162,16 +169,10 @@ class Up:
         )
         late = f"the gateway did not answer within {START_S:.0f} s; see {self.data.logs / 'gateway.log'}."
         self._wait_until(self._refresh, START_S, late)
-        missing = self.recipe.demonstrations * len(self.recipe.tasks) - self._demonstrations()
         if self.recipe.people_only:
             self.dashboard.say(f"robots wait for a person: {self._how_to_drive()}")
-        elif missing > 0:
-            self.dashboard.say(f"recording {self.recipe.demonstrations} demonstrations of each task …")
-            self.backend.start(self.parts.make_demonstrator(missing))
-            late = (
-                f"{DEMONSTRATOR} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / DEMONSTRATOR}.log."
-            )
-            self._wait_until(lambda: self._ended(DEMONSTRATOR), DEMONSTRATIONS_S, late)
+        else:
+            self._demonstrate()
         if self._builds:
             self._build_policy()
         self.backend.start(self.parts.make_trainer(self.options.max_lag))
@@ -211,7 +212,7 @@ class Up:
             return
         if self.options.report is not None:
             raise ConfigError(f"--report: recipe '{self.recipe.name}' has no simulator to measure versions in.")
-        if (self.options.robots or 1) > 1 or self.options.backend != "local":
+        if len(self._names) > 1 or self.options.backend != "local":
             raise ConfigError(
                 f"--config {self.recipe.config} describes one robot, which this computer runs. Start every other one "
                 "where it is: `vla-fleet edge --name NAME --config FILE.toml`."
@@ -252,10 +253,15 @@ class Up:
         before, now = self._robots, dict(self.backend.robots())
         self._robots = now
         for name in sorted(now.keys() - before.keys()):
+            try:
+                member = member_of_robot(self.recipe, name)
+            except ConfigError as error:
+                self.dashboard.say(str(error))
+                continue
             if name not in self._edges:
                 make_keys(self.data.keys, [name], teaches=self._teaches)
                 self._edges.append(name)
-                self.backend.start(self.parts.make_edge(name, self._think))
+                self.backend.start(self.parts.make_edge(name, self._think, member))
             if now[name]:
                 self.dashboard.say(f"{name} is there, on {now[name]}")
         for name in sorted(before.keys() - now.keys()):
@@ -272,10 +278,24 @@ class Up:
         self._think = address or self._think
         return bool(self._think)
 
-    def _demonstrations(self) -> int:
-        """Finished demonstrations in the buffer."""
+    def _demonstrate(self) -> None:
+        """Have recorded what is missing of the demonstrations."""
+        started = []
+        for name, (member, recipe) in self._demonstrators.items():
+            missing = recipe.demonstrations * len(recipe.tasks) - self._demonstrations(name)
+            if missing > 0:
+                whose = f" by {member}" if member else ""
+                self.dashboard.say(f"recording {recipe.demonstrations} demonstrations of each task{whose} …")
+                self.backend.start(self.parts.make_demonstrator(missing, member))
+                started.append(name)
+        for name in started:
+            late = f"{name} did not end within {DEMONSTRATIONS_S:.0f} s; see {self.data.logs / name}.log."
+            self._wait_until(partial(self._ended, name), DEMONSTRATIONS_S, late)
+
+    def _demonstrations(self, name: str) -> int:
+        """Finished demonstrations of a demonstrator in the buffer."""
         with self.data.open_buffer() as (ledger, _store):
-            return sum(episode.outcome != "" for episode in ledger.episodes(DEMONSTRATOR, limit=1_000_000))
+            return sum(episode.outcome != "" for episode in ledger.episodes(name, limit=1_000_000))
 
     def _measure(self) -> None:
         """Robots and trainer end, then versions are measured with the machine to themselves: the first, those of
@@ -298,7 +318,7 @@ class Up:
 
     def _finish(self) -> None:
         self._stop_robots()
-        self.backend.stop([*HELPERS, *self._measurers], 20.0)
+        self.backend.stop([*HELPERS, *self._demonstrators, *self._measurers], 20.0)
         self.backend.stop(["gateway"], 10.0)
 
     def _stop_robots(self) -> None:

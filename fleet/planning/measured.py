@@ -93,12 +93,12 @@ def settle(*sources: Mapping[str, PlanFigure]) -> tuple[FleetFigures, int, Figur
 
 def of_recipe(recipe: Recipe) -> Figures:
     """What a recipe says of its trainer and its robots."""
-    algorithm, spec = recipe.algorithm, recipe.spec
-    ticks = algorithm.ticks_per_frame if spec.cameras else 1
+    training, spec = recipe.training, recipe.spec
+    ticks = training.ticks_per_frame if spec.cameras else 1
     pictures = sum(c.height * c.width * 3 * _JPEG * c.rate_hz for c in spec.cameras) / spec.control_hz
     values = {
-        "draws_per_step": algorithm.batch * ticks,
-        "publish_every_s": algorithm.publish_every_s,
+        "draws_per_step": training.batch * ticks,
+        "publish_every_s": training.publish_every_s,
         "control_hz": spec.control_hz,
         "chunk_s": recipe.chunking.execute_ticks / spec.control_hz,
         "segment_s": 80 / spec.control_hz,

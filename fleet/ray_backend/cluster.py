@@ -51,6 +51,10 @@ class Cluster:
         """The living nodes by id."""
         return living(self._ray.nodes())
 
+    def free(self, resource: str) -> float:
+        """So much of it nobody has now."""
+        return float(self._ray.available_resources().get(resource, 0.0))
+
     def probe(self, node: Node, data: str, token: str) -> Any:
         """Begin to ask `node` what it has; its `answer` is (sees the data directory, key names)."""
         task = self._ray.remote(probe_node).options(num_cpus=0, max_retries=0, scheduling_strategy=self._only(node.id))
@@ -135,7 +139,7 @@ def connected(address: str, robots: Sequence[str], log_file: Path) -> Iterator[C
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("--backend ray needs Ray: install vla-fleet[cluster] on every node.") from error
+        raise ConfigError("a cluster needs Ray: pip install 'vla-fleet[cluster]' on every node.") from error
     options: dict[str, Any] = {"namespace": "vla-fleet", "log_to_driver": False, "logging_level": logging.ERROR}
     if address:
         options["address"] = address
@@ -144,15 +148,20 @@ def connected(address: str, robots: Sequence[str], log_file: Path) -> Iterator[C
         options |= {"include_dashboard": False, "object_store_memory": _OWN_STORE_BYTES}
         # Alone on a machine the parts share what cores it has, as they do without Ray; none waits for another to end.
         options["num_cpus"] = max(_OWN_LEAST_CPUS, os.cpu_count() or 1)
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-        what = f"joining the Ray cluster at '{address}'" if address else "starting Ray on this machine"
-        raise WireError(
-            f"{what} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}. A node of the "
-            "cluster must run on this machine: start one with `vla-fleet ray-node --address HOST:PORT`, or the first "
-            "one with `vla-fleet ray-node --head`."
-        ) from error
+    # a node on a machine that is busy starts later than Ray waits for, half a minute
+    for tries_left in (0,) if address else (2, 1, 0):
+        try:
+            ray.init(**options)
+            break
+        except Exception as error:
+            ray.shutdown()
+            what = f"joining the Ray cluster at '{address}'" if address else "starting Ray on this machine"
+            if not tries_left:
+                raise WireError(
+                    f"{what} failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}. A node of "
+                    "the cluster must run on this machine: start one with `vla-fleet ray-node --address HOST:PORT`, or "
+                    "the first one with `vla-fleet ray-node --head`."
+                ) from error
     with contextlib.ExitStack() as held:
         held.callback(ray.shutdown)
         with storage_errors("writing Ray's messages", log_file):

@@ -45,7 +45,8 @@ def prepare(parameters: EdgeParameters, namespace: str) -> NodeSetup:
 
     root = Path(parameters.data) if parameters.data else ros_home() / "vla_fleet" / parameters.recipe.replace(":", ".")
     root = root.absolute()
-    overrides = Overrides(**{one.name: getattr(parameters, one.name) for one in dataclasses.fields(Overrides)})
+    given = dataclasses.asdict(parameters)
+    overrides = Overrides(**{one.name: given[one.name] for one in dataclasses.fields(Overrides) if one.name in given})
     bench = Path(parameters.config).absolute() if parameters.config else None
     recipe = get_recipe(parameters.recipe, config=bench)
     wanted: tuple[Endpoint, ...] = ()

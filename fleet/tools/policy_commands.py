@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from fleet.config.overrides import Overrides
 from fleet.config.process_options import TryPolicyOptions
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
+from fleet.config.weights_source import read_version
 from fleet.launch.builders import limit_threads
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
@@ -29,7 +29,6 @@ from policies.tokens.tokenizer import ActionTokenizer
 from policies.tokens.tokenizer import report as token_report
 from wire.errors import (
     ConfigError,
-    CorruptDataError,
     FleetError,
     InvalidDataError,
     PolicyError,
@@ -51,14 +50,17 @@ def tuned_recipe(recipe: str, policy: str, policy_config: str, config: Path | No
 
 
 def make_once(options: TryPolicyOptions) -> None:
-    """Make the policy of `options` for the recipe's robot.
+    """Make the policy of `options` for the recipe's robot, and the algorithm for it if one is given.
 
-    Raises a `FleetError` when it cannot be made, `PolicyError` for what a policy raises that says no more of itself.
+    Raises a `FleetError` when it cannot be made or lacks what the algorithm needs, `PolicyError` for what a policy
+    raises that says no more of itself.
     """
     limit_threads()
     job = options.overrides.applied(options.make_recipe(options.seed))
     try:
-        job.make_policy(job.spec, options.seed)
+        policy = job.make_policy(job.spec, options.seed)
+        if options.overrides.algorithm:
+            job.algorithm.make(policy)
     except FleetError:
         raise
     except Exception as error:  # whatever a third party's policy raises
@@ -158,27 +160,6 @@ def export_version(root: Path, version: int, out: Path) -> int:
     policy.load(weights, number)
     export(policy, out)
     return number
-
-
-def read_version(root: Path, version: int) -> tuple[int, bytes]:
-    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
-    `CorruptDataError`.
-    """
-    data = DataDirectory(root)
-    with data.open_buffer() as (ledger, _store):
-        newest = ledger.newest_version()
-        if newest is None:
-            raise ConfigError(f"--data {root}: nothing was published there yet.")
-        number = version or newest.version.number
-        row = ledger.version(number)
-        if row is None:
-            raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
-    path = data.weights / row.path
-    with storage_errors(f"reading version {number}", path):
-        weights = path.read_bytes()
-    if hashlib.sha256(weights).hexdigest() != row.version.sha256:
-        raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
-    return number, weights
 
 
 def recorded_examples(root: Path, recipe: Recipe, horizon: int) -> NormalizationData:

@@ -23,16 +23,18 @@ _OURS = "vla-fleet: "
 def try_policy(
     recipe: str, overrides: Overrides, seed: int, stopped: Callable[[], object], config: Path | None = None
 ) -> bool:
-    """Make the policy of `overrides` once for the robot of `recipe`; False when it was `stopped` before that was done.
+    """Make the policy of `overrides` once for the robot of `recipe`, and the algorithm for it if one is given; False
+    when it was `stopped` before that was done.
 
     Files show much of what is wrong with a policy (`policies.interface.registry.defaults`); a pattern that freezes
     nothing or a device that is not there shows only when it is made, and then all parts would fail for one reason.
     Raises `PolicyError` with the one line that the process said.
     """
-    sys.stderr.write(f"trying the policy {overrides.policy} …\n")
+    policy = overrides.policy or f"of recipe '{recipe}'"
+    sys.stderr.write(f"trying the policy {policy}{f' with {overrides.algorithm}' if overrides.algorithm else ''} …\n")
     sys.stderr.flush()
     argv = ["try", *TryPolicyOptions(recipe=recipe, config=config, seed=seed, overrides=overrides).arguments()]
-    return _run(argv, overrides.policy, stopped)
+    return _run(argv, policy, stopped)
 
 
 def build_policy(kind: str, data: DataDirectory, recipe: str, seed: int, stopped: Callable[[], object]) -> None:

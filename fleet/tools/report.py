@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import EpisodeRow, EvaluationRow
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.operator.view_models import FINISHED
+from cloud_learner.operator.view_models import is_telling
 from fleet.config.data_directory import DataDirectory
 from fleet.config.machine import describe_machine
 from fleet.config.recipe import Recipe
@@ -111,8 +112,10 @@ def make_report(
             "episodes": len({row.episode for row in online}),
             "quarters": quarters(row for row in ledger.episodes(limit=_ALL) if row.source == "online"),
             "demonstrations": len({row.episode for row in segments if row.source == "demonstration"}),
+            "members": _members(ledger, recipe, segments),
             "interventions": totals.interventions,
             "human_steps": sum(row.human_steps for row in online),
+            **msgspec.structs.asdict(ledger.parts()),
             "versions_published": len(versions),
             "versions_refused": _refused(ledger),
             "gradient_steps": versions[-1].version.gradient_steps if versions else 0,
@@ -135,6 +138,24 @@ def _segments(ledger: Ledger) -> list:
     return rows
 
 
+def _members(ledger: Ledger, recipe: Recipe, segments: list) -> dict[str, dict[str, Any]]:
+    """By member of a job for robots of several shapes what those recorded; empty in a job of one."""
+    if not recipe.members:
+        return {}
+    kinds = {spec_hash: ledger.spec(spec_hash).data_hash for spec_hash in {row.spec_hash for row in segments}}
+    found = {}
+    for name, one in recipe.members.items():
+        rows = [row for row in segments if kinds[row.spec_hash] == one.spec.data_hash]
+        online = [row for row in rows if row.source == "online"]
+        found[name] = {
+            "robots": sorted({row.robot for row in online}),
+            "episodes": len({row.episode for row in online}),
+            "demonstrations": len({row.episode for row in rows if row.source == "demonstration"}),
+            "steps": sum(row.steps for row in rows),
+        }
+    return found
+
+
 def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:
     """By robot: how many versions it did not take, and why not the last of them."""
     found: dict[str, dict[int, str]] = {}
@@ -153,6 +174,8 @@ def _version_lag(ledger: Ledger, store: SegmentStore, online: list, offsets: dic
     """How many versions behind the newest published one the policy's steps were: steps by lag."""
     created_ns = np.array([row.version.created_ns for row in ledger.versions()], np.int64)
     numbers = np.array([row.version.number for row in ledger.versions()], np.int64)
+    if not len(numbers):
+        return {}
     counts = Counter[int]()
     policy = ACTORS.index("policy")
     robots = {row.row: row.robot for row in online}
@@ -192,8 +215,8 @@ def quarters(episodes: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
     """One summary for each quarter of the time from the first to the last end of an episode in `episodes`.
 
     `episodes` and `steps`, `interventions_per_episode`, `human_share` of the steps, and `unaided_success`: the share
-    of finished episodes that succeeded with nobody's help. An episode belongs to the quarter it ended in; shares of
-    nothing are None. Empty without an episode that ended.
+    of episodes that say how the policy did (`is_telling`) that succeeded with nobody's help. An episode belongs to the
+    quarter it ended in; shares of nothing are None. Empty without an episode that ended.
     """
     ended = sorted((row for row in episodes if row.outcome), key=lambda row: row.wall_ns)
     if not ended:
@@ -206,14 +229,15 @@ def quarters(episodes: Iterable[EpisodeRow]) -> list[dict[str, Any]]:
 
 
 def _summary(rows: list[EpisodeRow]) -> dict[str, Any]:
-    steps, finished = sum(row.steps for row in rows), [row for row in rows if row.outcome in FINISHED]
-    alone = sum(row.outcome == "success" and not row.human_steps for row in finished)
+    steps = sum(row.steps for row in rows)
+    telling = [row for row in rows if is_telling(row.outcome, row.human_steps > 0)]
+    alone = sum(row.outcome == "success" and not row.human_steps for row in telling)
     return {
         "episodes": len(rows),
         "steps": steps,
         "interventions_per_episode": _share(sum(row.interventions for row in rows), len(rows)),
         "human_share": _share(sum(row.human_steps for row in rows), steps),
-        "unaided_success": _share(alone, len(finished)),
+        "unaided_success": _share(alone, len(telling)),
     }
 
 

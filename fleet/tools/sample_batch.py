@@ -21,7 +21,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.launch.builders import limit_threads
-from fleet.launch.factories import dataset_config
+from fleet.launch.learning import dataset_config
 from fleet.tools.policy_commands import recipe_of
 from wire.errors import ConfigError, storage_errors
 from wire.messages.gateway import ACTORS

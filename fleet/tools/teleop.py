@@ -152,7 +152,7 @@ class Teleop:
         what = "waits for the gateway" if self._spec is None else "not held" if self.lease is None else "held"
         if status is not None:
             reason = f" ({status.reason})" if status.reason else ""
-            what = f"{status.mode}{reason}   {status.task}".rstrip()
+            what = "   ".join(filter(None, (f"{status.mode}{reason}", status.part, status.task)))
         link = f"link {1e3 * self.link_s:.0f} ms"
         if self._silent or not self._session.accepted:
             what, link = f"no link   {what}", ""

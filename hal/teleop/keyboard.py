@@ -13,7 +13,7 @@ import numpy as np
 
 from hal.interfaces.teleop import TeleopCommand
 from hal.teleop.pose import Jog, check_rest, read_binding
-from hal.teleop.terminal import EPISODE_KEYS, Terminal
+from hal.teleop.terminal import DRIVING_HINT, EPISODE_KEYS, Terminal
 from wire.clock import Clock, MonotonicClock
 from wire.errors import ConfigError
 from wire.types import OperatorCommandKind, RobotSpec
@@ -95,7 +95,7 @@ class Keyboard:
             if key not in _ARROWS:
                 by_name.setdefault(names[index], []).insert(0 if sign > 0 else 1, key)
         moves = " ".join(f"{'/'.join(keys)} {name}" for name, keys in by_name.items())
-        return f"speed {share}   {moves}   +/-: speed   space: hold   enter: hand back   e: stop   q: quit"
+        return f"speed {share}   {moves}   +/-: speed   space: hold   {DRIVING_HINT}"
 
     def connect(self, spec: RobotSpec) -> None:
         check_rest(spec, "a keyboard")

@@ -35,12 +35,15 @@ EPISODE_KEYS = {
     "z": OperatorCommandKind.discard,
     "b": OperatorCommandKind.rerecord,
     "n": OperatorCommandKind.scene_ready,
+    "1": OperatorCommandKind.recover,
+    "2": OperatorCommandKind.correct,
     "left": OperatorCommandKind.rerecord,
     "right": OperatorCommandKind.next,
 }
-"""what a key says of the episode and its scene; the arrows mean what they do in lerobot-record, as does Esc, which
-quits"""
+"""what a key says of the episode, of what the person does in it, and of its scene; the arrows mean what they do in
+lerobot-record, as does Esc, which quits"""
 EPISODE_HINT = "v: success   x: failure   c: end   b: again   z: discard   n: scene ready"
+DRIVING_HINT = "1: recover   2: correct   enter: hand back   e: stop   q: quit"
 
 
 class Terminal:
@@ -129,7 +132,7 @@ class WithKeys:
             return "enter: take over   e: stop   q: quit"
         own = getattr(self._device, "hint", "")
         hold = "held, space: go on" if self._held else "space: hold"
-        return "   ".join(filter(None, (own, hold, "enter: hand back   e: stop   q: quit")))
+        return "   ".join(filter(None, (own, hold, DRIVING_HINT)))
 
     def connect(self, spec: RobotSpec) -> None:
         self._device.connect(spec)

@@ -5,7 +5,9 @@ Shapes: b images, k steps behind each image, ds state, H actions of da numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,31 @@ from policies.interface.policy import Batch
 from wire.errors import InvalidDataError
 from wire.types import RobotSpec
 
+_mean_of_parts: ContextVar[Callable[[torch.Tensor], torch.Tensor] | None] = ContextVar("mean_of_parts", default=None)
 _OF_IMAGE = ("seen_state",)
 """said once for all steps behind an image"""
 _OFTEN_OF_IMAGE = ("frame_age", "advantage")
 """may be said once for all steps behind an image"""
+
+
+def count_kept(count: torch.Tensor) -> torch.Tensor:
+    """What a loss divides a sum over what is kept by: `count`, a scalar, of this batch.
+
+    Where several processes have a part of the batch each, it is the mean of theirs: the mean of their losses is then
+    the one over all that is kept, whoever has how much of it.
+    """
+    mean = _mean_of_parts.get()
+    return count if mean is None else mean(count)
+
+
+@contextmanager
+def part_of_batch(mean: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, batches are parts; `mean` is that of a scalar over all of them, which all call equally often."""
+    token = _mean_of_parts.set(mean)
+    try:
+        yield
+    finally:
+        _mean_of_parts.reset(token)
 
 
 class StepBatch(NamedTuple):
@@ -44,13 +67,13 @@ def read_steps(
     `state` and `mask` must be among them. Raises `InvalidDataError` that names what is not there, does not fit,
     or is another robot's.
     """
-    given = batch.get("spec_hash", spec.hash)
-    hashes = {given} if isinstance(given, str) else {str(one) for one in given}
-    if others := sorted(hashes - {spec.hash}):
-        raise InvalidDataError(
-            f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' with "
-            f"{spec.hash}; train it on what was recorded with that robot."
-        )
+    if (given := batch.get("spec_hash")) is not None:
+        hashes = {given} if isinstance(given, str) else {str(one) for one in given}
+        if others := sorted(hashes - {spec.hash}):
+            raise InvalidDataError(
+                f"training batch: spec_hash {', '.join(others[:3])}, but this policy is for robot '{spec.embodiment}' "
+                f"with {spec.hash}; train it on what was recorded with that robot."
+            )
     if missing := [name for name in shapes if name not in batch]:
         raise InvalidDataError(f"training batch: it lacks {missing}; it has {sorted(batch)}.")
     b, *rest = batch["state"].shape

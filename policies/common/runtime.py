@@ -68,7 +68,7 @@ class Runtime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         elif device.type != "cpu":
             raise ConfigError(f"runtime: device '{self.device}' is not supported; use cpu, cuda or cuda:N.")
         if self.compile:
-            _require_compiler(device.type)
+            require_compiler(device.type, "runtime: compile")
         if self.int8 and device.type == "cpu" and torch.backends.quantized.engine == "none":
             raise ConfigError("runtime: int8 needs a torch with quantized CPU kernels; this build has none.")
 
@@ -160,14 +160,15 @@ def _own_graphs() -> None:
         cudagraph_trees.local.tree_manager_locks = defaultdict(threading.Lock)
 
 
-def _require_compiler(device: str) -> None:
+def require_compiler(device: str, setting: str) -> None:
+    """Raise `ConfigError` where torch.compile, which `setting` asks for, has nothing to compile with on `device`."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError("runtime: compile on CUDA needs the package triton; install it or set compile to false.")
+            raise ConfigError(f"{setting} on CUDA needs the package triton; install it or set compile to false.")
         return
     named = os.environ.get("CXX", "")
     if not any(shutil.which(name) for name in (named, "g++", "c++", "clang++") if name):
         raise ConfigError(
-            "runtime: compile on the CPU needs a C++ compiler, and none is on the PATH; install g++ (Debian: "
+            f"{setting} on the CPU needs a C++ compiler, and none is on the PATH; install g++ (Debian: "
             "apt-get install g++), name yours in CXX, or set compile to false."
         )

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from policies.common.embodiments import EmbodimentTable
 from policies.common.int8 import Int8Linear
 from policies.interface.trainable import TRAINED
 from wire.errors import ConfigError, WeightsError
@@ -46,6 +47,8 @@ class Header(msgspec.Struct, frozen=True):
     format: int = FORMAT
     base: str = ""
     """hash of what is not in the file and must be there already (`base_sha256`)"""
+    embodiments: EmbodimentTable | msgspec.UnsetType = msgspec.UNSET
+    """of a network that several shapes of robots share: `spec` is then the first of them, and `spec_hash` is ''"""
 
 
 def pack(tensors: Mapping[str, torch.Tensor], header: Header) -> bytes:
@@ -82,10 +85,15 @@ def read_header(data: bytes, what: str = "weights") -> Header:
         raise WeightsError(
             f"{what}: format {header.format}, this program reads {FORMAT}; install the same vla-fleet on both sides."
         )
-    if header.spec.hash != header.spec_hash:
+    expected, said = header.spec_hash, "the header says"
+    if isinstance(table := header.embodiments, EmbodimentTable):
+        table.require(what)
+        expected = table.rows[0].spec.hash if table.rows else header.spec.hash
+        said = "the first robot of its table has"
+    if header.spec.hash != expected:
         raise WeightsError(
-            f"{what}: the robot spec inside has hash {header.spec.hash}, the header says {header.spec_hash}; "
-            "the file was changed after it was saved."
+            f"{what}: the robot spec inside has hash {header.spec.hash}, {said} {expected}; the file was changed after "
+            "it was saved."
         )
     return header
 
@@ -111,6 +119,12 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
     """
     header, tensors = unpack(data, what)
     header.spec.require(own.spec, what)
+    require_network(header, own, what)
+    return header, tensors
+
+
+def require_network(header: Header, own: Header, what: str) -> None:
+    """Raise `WeightsError` for a file of another network than `own`, naming the first field that differs."""
     if header.network != own.network:
         raise WeightsError(
             f"{what}: made by a '{header.network}' network, this policy is '{own.network}'. Start it with "
@@ -122,7 +136,6 @@ def unpack_own(data: bytes, own: Header, what: str) -> tuple[Header, dict[str, t
                 f"{what}: made by a network with {field} {header.config.get(field)}, this policy has "
                 f"{own.config.get(field)}. Train and run with the same network configuration."
             )
-    return header, tensors
 
 
 def load_into(module: nn.Module, tensors: Mapping[str, torch.Tensor], what: str = "weights") -> None:

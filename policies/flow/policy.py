@@ -10,7 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -111,7 +111,7 @@ class NetworkPolicy(ABC):
         Raises `InvalidDataError` if what it reads does not fit the spec. Cameras it does not use may be missing.
         """
         check_observation(self.spec, observation, self._cameras)
-        images = [to_tensor(observation.images[camera].image, self.device)[None] for camera in self._cameras]
+        images = self._pictures(observation)
         words = self._instruction_ids([observation.task])
         with self.runtime.autocast():
             latent = self._encode(self._acting, images, words, self._state(observation))[0].float().cpu().numpy()
@@ -195,8 +195,12 @@ class NetworkPolicy(ABC):
         """For the noise of a chunk; 0 for a policy that needs none."""
         return draw_seed(self._seeds)
 
+    def _pictures(self, observation: Observation) -> list[torch.Tensor]:
+        """uint8[1, h, w, 3] of each camera that the network looks through"""
+        return [to_tensor(observation.images[camera].image, self.device)[None] for camera in self._cameras]
+
     def _state(self, observation: Observation) -> torch.Tensor:
-        """float32[1, ds]"""
+        """float32[1, ds], as the network's `normalizer` takes it"""
         return to_tensor(observation.state, self.device)[None]
 
     def _latent(self, latent: Latent) -> torch.Tensor:
@@ -242,7 +246,7 @@ class FlowPolicy(NetworkPolicy):
         directory = None if vlm is None else Path(vlm)
         targets = LORA_TARGETS if config.vlm else ("fast.*",)
         super().__init__(
-            spec, config, lambda: FlowNetwork(config, directory, random_vlm), targets, seed, runtime, training
+            spec, config, lambda: self._make_network(config, directory, random_vlm), targets, seed, runtime, training
         )
         self.ticks_ahead = config.ahead
         low, high = spec.action_low(), spec.action_high()
@@ -264,6 +268,9 @@ class FlowPolicy(NetworkPolicy):
             return None
         return self.module.residual.export(self.module.normalizer, self.version)
 
+    def _make_network(self, config: FlowConfig, vlm: Path | None, random_vlm: bool) -> FlowNetwork:
+        return FlowNetwork(config, vlm, random_vlm)
+
     def _require_usable_prefix(self, prefix: Prefix) -> None:
         if prefix.committed and not prefix.guided and not self.config.prefix:
             raise PolicyError(
@@ -272,16 +279,15 @@ class FlowPolicy(NetworkPolicy):
             )
 
     def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
-        horizon, width = self.horizon, self.spec.action_dim
-        noise = torch.randn(1, horizon * width, generator=seeded(seed)).to(self.device)
-        state = self.module.normalizer(self._state(observation))
-        given = Conditioning(self._latent(latent), state, self._age(observation, latent))
+        horizon, width = self.horizon, self.config.action_dim
+        noise = self._noise(seed)
+        given = self._given(observation, latent)
         guided = prefix is not None and prefix.guided
         decided = torch.zeros(1, horizon, width, device=self.device)
         weights = torch.zeros(1, horizon)
         if prefix is not None:
             known, count = to_tensor(prefix.actions, self.device), len(prefix.actions)
-            decided[0, :count] = ((known - self._middle) / self._half).clamp(-1, 1)
+            decided[0, :count] = self._normalized(known).clamp(-1, 1)
             weights[0] = sampling.soft_mask(horizon, count if guided else prefix.committed, prefix.committed)
         wanted, weights = decided.flatten(1), weights.to(self.device)
         # compiled once: it gets a prefix even if there is none
@@ -293,7 +299,29 @@ class FlowPolicy(NetworkPolicy):
                 actions = sampling.sample_towards(self._acting.fast, self.config, given, noise, wanted, pull)
             else:
                 actions = self._sample(self._acting.fast, self.config, given, noise, wanted)
-        return (actions.view(horizon, width) * self._half + self._middle).cpu().numpy()
+        return self._own_actions(actions.view(horizon, width)).cpu().numpy()
+
+    def _noise(self, seed: int) -> torch.Tensor:
+        """float32[1, H * da]"""
+        return torch.randn(1, self.horizon * self.config.action_dim, generator=seeded(seed)).to(self.device)
+
+    def _given(self, observation: Observation, latent: Latent) -> Conditioning:
+        """What a chunk is made from."""
+        state = self.module.normalizer(self._state(observation))
+        return Conditioning(self._latent(latent), state, self._age(observation, latent))
+
+    def _normalized(self, actions: torch.Tensor) -> torch.Tensor:
+        """[..., da] in the robot's units -> as the network knows them"""
+        return (actions - self._middle) / self._half
+
+    def _own_actions(self, actions: torch.Tensor) -> torch.Tensor:
+        """The way back."""
+        return actions * self._half + self._middle
+
+    def _read_batch(self, batch: Batch) -> StepBatch:
+        read = super()._read_batch(batch)
+        read.arrays["actions"] = self._normalized(read.arrays["actions"])
+        return read
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """`FlowNetwork.loss` of a batch: a scalar. Noise and flow times come from torch's global generator.
@@ -307,15 +335,50 @@ class FlowPolicy(NetworkPolicy):
         Without the k axis, one step behind each image. If `spec_hash` is there it must be that of this robot.
         Raises `InvalidDataError` that names what does not fit.
         """
+        return self._loss(batch, by_sample=False)
+
+    def sample_losses(self, batch: Batch) -> torch.Tensor:
+        """As `Imitates`."""
+        return self._loss(batch, by_sample=True)
+
+    def conditioning(self, batch: Batch, module: nn.Module | None = None) -> Conditioning:
+        """As `Flows`."""
+        network, read = self.module if module is None else cast(FlowNetwork, module), self._read_batch(batch)
+        arrays, words = read.arrays, self._instruction_ids(read.instructions)
+        state = arrays["state"]
+        latent = network.encode(list(read.images.values()), words, arrays.get("seen_state", state[:, 0]))
+        advantage = arrays["advantage"].long() if "advantage" in arrays else None
+        row = arrays.get("embodiment")
+        return Conditioning(latent, network.normalizer(state), arrays.get("frame_age"), None, advantage, row)
+
+    def velocity(
+        self, given: Conditioning, actions: torch.Tensor, time: torch.Tensor, module: nn.Module | None = None
+    ) -> torch.Tensor:
+        """As `Flows`."""
+        network = self.module if module is None else cast(FlowNetwork, module)
+        return network.velocity(given, actions, time)
+
+    @property
+    def feature_width(self) -> int:
+        """As `Encodes`."""
+        return self.module.latent_width + self.config.state_dim
+
+    def features(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Encodes`: the latent and the normalised state."""
+        given = self.conditioning(batch, module)
+        steps = given.state.shape[1]
+        return torch.cat([given.latent.float()[:, None].expand(-1, steps, -1), given.state], -1)
+
+    def _loss(self, batch: Batch, *, by_sample: bool) -> torch.Tensor:
         read = self._read_batch(batch)
         arrays = read.arrays
-        arrays["actions"] = (arrays["actions"] - self._middle) / self._half
         for name, count in (("later_index", self.horizon), ("advantage", ADVANTAGES)):
             if name in arrays:
                 arrays[name] = index = arrays[name].long()
                 if not bool(((index >= 0) & (index < count)).all()):
                     raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
-        return self.module.loss(list(read.images.values()), self._instruction_ids(read.instructions), arrays)
+        words = self._instruction_ids(read.instructions)
+        return self.module.loss(list(read.images.values()), words, arrays, by_sample=by_sample)
 
     def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:

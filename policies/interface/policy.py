@@ -27,6 +27,8 @@ class NormalizationData:
     """float32[n, ds]"""
     chunks: np.ndarray
     """float32[m, H, da]: actions in a row, all of them imitated; m may be 0"""
+    spec: RobotSpec | None = None
+    """of the robot, where a policy may know several; None: the policy's own"""
 
 
 class Policy(Protocol):

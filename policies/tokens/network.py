@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.networks.attention_pooler import FeedForward
 from policies.flow.networks.fast import AGE_FEATURES, AgeFeatures
@@ -206,6 +207,8 @@ class TokenNetwork(nn.Module):
         weights: torch.Tensor,
         age: torch.Tensor | None,
         fixed: bool,
+        *,
+        by_sample: bool = False,
     ) -> torch.Tensor:
         """Cross-entropy of each token behind those before it (pi0-FAST, arXiv 2501.09747, section V.A):
 
@@ -213,6 +216,7 @@ class TokenNetwork(nn.Module):
 
         images: uint8[b, h, w, 3] per camera; instructions: int64[b, words]; state: [b, k, ds]; chunks: b * k lists of
         tokens; weights: [b, k]; age: [b, k, 1] ticks. With `fixed` every chunk has as many tokens, so none ends.
+        `by_sample`: [b, k] - w_i sum_t log p instead.
         Online statistics take the states in afterwards, as those of `FlowNetwork.loss` do.
         """
         b, k = state.shape[:2]
@@ -227,7 +231,9 @@ class TokenNetwork(nn.Module):
         self.image_losses = (errors.detach().sum(1) / counts.sum(1).clamp_min(1e-6)).float()
         if self.normalizer.online and self.training and torch.is_grad_enabled():
             self.normalizer.update(state)
-        return errors.sum() / counts.sum().clamp_min(1e-6)
+        if by_sample:
+            return errors
+        return errors.sum() / count_kept(counts.sum()).clamp_min(1e-6)
 
 
 def unpack(packed: torch.Tensor) -> bytes:

@@ -148,6 +148,13 @@ class TokenPolicy(NetworkPolicy):
         fewest tokens, and the chunk counts by the share of its actions that were kept. None kept: it does not count.
         Raises `InvalidDataError` that names what does not fit.
         """
+        return self._loss(batch, by_sample=False)
+
+    def log_probability(self, batch: Batch) -> torch.Tensor:
+        """As `Scores`: of the chunk's tokens, times the share of its actions that were kept."""
+        return -self._loss(batch, by_sample=True)
+
+    def _loss(self, batch: Batch, *, by_sample: bool) -> torch.Tensor:
         read = self._read_batch(batch)
         arrays, mask = read.arrays, read.arrays["mask"]
         chunks = hold_masked(arrays["actions"], mask).flatten(0, 1).cpu().numpy()
@@ -164,6 +171,7 @@ class TokenPolicy(NetworkPolicy):
             to_tensor(share.astype(np.float32), self.device),
             arrays.get("frame_age"),
             self.tokenizer.length is not None,
+            by_sample=by_sample,
         )
 
     def _require_tokenizer(self, data: bytes) -> ActionTokenizer:

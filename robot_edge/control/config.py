@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from hal.safety.limits import SafetyLimits
 from wire.errors import ConfigError
@@ -103,8 +104,14 @@ class EpisodeRules:
     """the next episode begins so long after a scene can be reset, whatever the person says; 0: it waits for them"""
     max_s: float = 0.0
     """seconds an episode may last, whoever drives; 0: `max_ticks` alone ends it"""
+    after_correction: Literal["continue", "end"] = "continue"
+    """when a person or a script has handed back: the policy goes on, or the episode ends, as RaC has it"""
+    recovery_first: bool = False
+    """a person who takes over recovers until they say that they correct; otherwise they say when they recover"""
 
     def __post_init__(self) -> None:
+        if self.after_correction not in ("continue", "end"):
+            raise ConfigError(f"EpisodeRules: after_correction is '{self.after_correction}'; give continue or end.")
         for name in ("reset_s", "max_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"EpisodeRules: {name} is {getattr(self, name)}; give seconds, or 0 for no limit.")

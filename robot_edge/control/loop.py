@@ -108,12 +108,10 @@ class ControlLoop:
         if self.episodes.ensure_running(self._tick, status_due) and (observation := self._observe()) is not None:
             planned = self._next_action(observation)
             scripted = self._scripted_action(observation, planned)
-            self._decide_control(planned, scripted)
-            proposed = self._select(planned, scripted)
-            action = self.commanded.checked(proposed)
-            blended = self.override.blend(self.mode, action, self.commanded.executed, self.commanded.waited)
-            feedback = self.commanded.apply(blended, self.rate.next_ns)
-            self._record(observation, proposed, feedback, planned)
+            if self.tracker.hands_back(driven=self.override.in_control or scripted is not None):
+                self.episodes.finish(observation)
+            else:
+                self._act(observation, planned, scripted)
         self._publish_status()
 
     def close(self) -> None:
@@ -238,6 +236,14 @@ class ControlLoop:
 
     # --- write, record, report ------------------------------------------------------------------------------------
 
+    def _act(self, observation: Observation, planned: PlannedAction | None, scripted: np.ndarray | None) -> None:
+        self._decide_control(planned, scripted)
+        proposed = self._select(planned, scripted)
+        action = self.commanded.checked(proposed)
+        blended = self.override.blend(self.mode, action, self.commanded.executed, self.commanded.waited)
+        feedback = self.commanded.apply(blended, self.rate.next_ns)
+        self._record(observation, proposed, feedback, planned)
+
     def _record(
         self, observation: Observation, proposed: np.ndarray | None, feedback: Feedback, planned: PlannedAction | None
     ) -> None:
@@ -291,5 +297,6 @@ class ControlLoop:
             self.driver,
             self.rate,
             self._scripted.takeovers,
+            self.override.in_control,
         )
         self._uplink.send(self.status)

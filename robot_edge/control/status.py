@@ -6,6 +6,7 @@ import numpy as np
 
 from robot_edge.control.command_inbox import CommandInbox
 from robot_edge.control.config import EpisodeRules
+from robot_edge.control.episodes.intervention import InterventionPart
 from robot_edge.control.episodes.tracker import EpisodeTracker
 from robot_edge.control.guarded_robot import GuardedRobot
 from robot_edge.control.mode import Hold, Mode
@@ -26,9 +27,10 @@ def edge_status(
     driver: GuardedRobot,
     rate: Rate,
     takeovers: int,
+    by_person: bool,
 ) -> EdgeStatus:
     """`state`: float32[ds], seen last; `takeovers`: of the scripted operator; `open_outcome`: of the newest episode,
-    while a person may still say otherwise. What the uplink knows is left open.
+    while a person may still say otherwise; `by_person`: one has the robot. What the uplink knows is left open.
     """
     (mode, hold), episode, job = decided, tracker.episode, inbox.job
     return EdgeStatus(
@@ -56,4 +58,11 @@ def edge_status(
         stop=driver.stop_state,
         by_person=bool(rules.reset_by_person),
         open_outcome=open_outcome,
+        part=_part(mode, tracker, by_person),
     )
+
+
+def _part(mode: Mode, tracker: EpisodeTracker, by_person: bool) -> str:
+    if not tracker.running or not (by_person or mode is Mode.script):
+        return ""
+    return tracker.intervention.part if by_person else InterventionPart.correction

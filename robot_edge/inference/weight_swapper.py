@@ -29,7 +29,8 @@ class WeightSwapper:
         self._name = name
         self._standby = standby
         self._thread = ThreadPoolExecutor(1, "weights") if standby is not None else None
-        self._loading: tuple[LoadWeights, Future[None]] | None = None
+        self._loading: tuple[LoadWeights | None, Future[None]] | None = None
+        """what, None when it is not wanted any more"""
         self._next: LoadWeights | None = None
         self.active = policy
         """the policy that acts"""
@@ -44,10 +45,18 @@ class WeightSwapper:
         self._reverted: SwapReverted | None = None
 
     def submit(self, message: LoadWeights) -> bool:
-        """These weights are wanted; True when they are the ones that run already."""
+        """These weights are wanted; True when they are the ones that run already.
+
+        Of an older version: what is newer, and has not begun to act, does not any more.
+        """
         if message.version == self._unfit:
             return False
         newest = self._next or (self._loading and self._loading[0]) or self.waiting or self.running
+        if newest is not None and newest.version.number > message.version.number:
+            self._next = self.waiting = None
+            if self._loading is not None:
+                self._loading = None, self._loading[1]
+            newest = self.running
         if newest is None or newest.version != message.version:
             self._next = message
         return self._next is None and self.running is not None and self.running.version == message.version
@@ -59,7 +68,7 @@ class WeightSwapper:
         """
         if self._loading is not None and self._loading[1].done():
             (message, future), self._loading = self._loading, None
-            if self._succeeded(message, future.result):
+            if message is not None and self._succeeded(message, future.result):
                 self.waiting = message
                 return True
         if self._next is None or self._loading is not None or (self.waiting is not None and not hurry):

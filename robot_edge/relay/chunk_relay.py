@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, OrderedDict
+import math
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from robot_edge.uplink.weights.window import MOST_UNDER_WAY, RequestWindow
 from wire.clock import Clock
 from wire.messages.gateway import FetchWeights, Rejection, WeightBytes
 from wire.transport.channel import Channel, ServerChannel
@@ -19,12 +22,14 @@ from wire.weights.manifest import CHUNK_BYTES, HASH_BYTES
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 512 * 1024 * 1024
-_UNDER_WAY = 4
-"""chunks: more than a round trip takes, on a line of a hundred megabits"""
-_TIMEOUT_NS = 8_000_000_000
+_TIMEOUT_NS = 6_000_000_000
+"""a chunk of which nothing comes for so long does not come; robots are told before their own patience ends"""
+_FIRST_WINDOW_BYTES = 32 * 1024
+"""on a line of which nothing is known: a second's worth of a slow one"""
+_LEAST_PARTS = 2
+"""under way, that the line is not empty between two"""
 _WAITING = 64
 """parts that one robot waits for, several times what it asks for at once"""
-_PART_BYTES = 1024 * 1024
 
 
 class _Wanted(NamedTuple):
@@ -34,7 +39,37 @@ class _Wanted(NamedTuple):
     delta: bool
     offset: int
     """of its first byte"""
+    size: int
     sha256: bytes
+
+
+@dataclass(slots=True)
+class _Coming:
+    """What is here of a chunk."""
+
+    data: bytearray = field(default_factory=bytearray)
+    asked: int = 0
+    """bytes of it that were asked for"""
+    under_way: deque[tuple[int, int]] = field(default_factory=deque)
+    """where in it each part begins that was asked for, and when that was"""
+    progress_ns: int = 0
+    """when a part came last, or was asked for with none under way"""
+    turn: int = 0
+    """grows with each part of any chunk that is asked for"""
+
+    def ask_again(self) -> None:
+        """For what is under way and may be lost."""
+        self.under_way.clear()
+        self.asked = len(self.data)
+
+    def add(self, data: bytes, now_ns: int) -> int:
+        """When what has come was asked for."""
+        self.data += data
+        self.asked = max(self.asked, len(self.data))
+        self.progress_ns = asked_ns = now_ns
+        while self.under_way and self.under_way[0][0] < len(self.data):
+            _, asked_ns = self.under_way.popleft()
+        return asked_ns
 
 
 class ChunkRelay:
@@ -55,87 +90,157 @@ class ChunkRelay:
         self._robots, self._gateway, self._clock, self._cache_bytes = robots, gateway, clock, cache_bytes
         self._chunks: OrderedDict[bytes, bytes] = OrderedDict()
         self._held_bytes = 0
-        self._waiting: OrderedDict[_Wanted, list[tuple[str, FetchWeights]]] = OrderedDict()
-        """who waits for a chunk that is not here, the longest first"""
-        self._under_way: dict[_Wanted, int] = {}
-        """when it was asked for"""
-        self._counts: Counter[str] = Counter()
+        self._queues: dict[str, deque[tuple[_Wanted, FetchWeights]]] = {}
+        """what each robot waits for; it is answered in this order, for it takes parts in no other"""
+        self._coming: dict[_Wanted, _Coming] = {}
+        self._window = RequestWindow()
+        self._window.size_bytes = _FIRST_WINDOW_BYTES
+        self._turn = 0
+        self._heard, self._heard_ns = False, clock.now_ns()
+        """whether the gateway was heard lately, and when it was last"""
 
     def on_request(self, robot: str, message: FetchWeights) -> None:
         """A robot asks for part of a chunk."""
         within = message.offset % CHUNK_BYTES
-        sound = message.offset >= 0 and 0 < message.size <= CHUNK_BYTES - within and message.number > 0
-        if not sound or len(message.chunk) != HASH_BYTES:
+        sound = message.offset >= 0 and message.size > 0 and message.number > 0
+        if (
+            not (sound and within + message.size <= message.chunk_bytes <= CHUNK_BYTES)
+            or len(message.chunk) != HASH_BYTES
+        ):
             self.refused["impossible_part"] += 1
-            self._robots.send(robot, Rejection("a part is asked for by its chunk's hash and lies within it."))
+            text = "a part is asked for by its chunk's hash and size, and lies within it."
+            self._robots.send(robot, Rejection(text, message))
             return
-        if (chunk := self._chunks.get(message.chunk)) is not None:
-            self._chunks.move_to_end(message.chunk)
-            self._answer(robot, message, chunk)
-            return
-        if self._counts[robot] >= _WAITING:
+        queue = self._queues.setdefault(robot, deque())
+        if len(queue) >= _WAITING:
             self.refused["too_often"] += 1
             return
-        self._counts[robot] += 1
-        wanted = _Wanted(message.number, message.delta, message.offset - within, message.chunk)
-        self._waiting.setdefault(wanted, []).append((robot, message))
+        wanted = _wanted(message)
+        queue.append((wanted, message))
+        if wanted.sha256 not in self._chunks:
+            self._coming.setdefault(wanted, _Coming())
 
-    def _answer(self, robot: str, asked: FetchWeights, chunk: bytes) -> None:
+    def on_refused(self, request: FetchWeights, reason: str) -> None:
+        """What was asked for is not there."""
+        coming = self._coming.get(wanted := _wanted(request))
+        if coming is not None and coming.under_way:
+            self._refuse(wanted, f"the gateway refuses the relay a chunk of version {request.number}: {reason}")
+
+    def on_chunk(self, message: WeightBytes) -> None:
+        """The gateway has sent a part of one."""
+        within, now_ns = message.offset % CHUNK_BYTES, self._clock.now_ns()
+        place = message.number, message.delta, message.offset - within
+        found = [
+            (wanted, coming)
+            for wanted, coming in self._coming.items()
+            if wanted[:3] == place and len(coming.data) == within < coming.asked
+        ]
+        if found:
+            self.fetched_bytes += len(message.data)
+        for wanted, coming in found:
+            self._window.adapt(coming.add(message.data, now_ns), now_ns, len(message.data))
+            if len(coming.data) >= wanted.size:
+                self._on_whole(wanted, bytes(coming.data))
+
+    def poll(self, heard: bool) -> None:
+        """Fetch what robots wait for, and hand it out. `heard`: whether the gateway is there and was heard lately."""
+        now_ns = self._clock.now_ns()
+        if heard:
+            self._heard_ns = now_ns
+            if not self._heard:
+                for coming in self._coming.values():
+                    coming.ask_again()
+        self._heard = heard
+        earliest_ns = now_ns - _TIMEOUT_NS
+        silent = self._heard_ns < earliest_ns
+        for wanted, coming in list(self._coming.items()):
+            if silent or (coming.under_way and coming.progress_ns < earliest_ns):
+                self._refuse(wanted, "the gateway does not answer the relay.")
+        if heard and self._coming:
+            self._ask(now_ns)
+        for robot in list(self._queues):
+            self._serve(robot)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, now_ns: int) -> None:
+        """As much as the line may have under way: of the chunks that robots wait for next in turn, then of others."""
+        parts = sum(len(coming.under_way) for coming in self._coming.values())
+        size = sum(coming.asked - len(coming.data) for coming in self._coming.values())
+        next_ones = {queue[0][0] for queue in self._queues.values() if queue}
+        while parts < MOST_UNDER_WAY:
+            most = self._window.part_bytes
+            if parts >= _LEAST_PARTS and size + most > self._window.size_bytes:
+                return
+            unasked = [one for one in self._coming.items() if one[1].asked < one[0].size]
+            if not unasked:
+                return
+            wanted, coming = min(unasked, key=lambda one: one[1].turn if one[0] in next_ones else math.inf)
+            at, most = coming.asked, min(most, wanted.size - coming.asked)
+            number, delta, begin, whole, sha256 = wanted
+            if not self._gateway.send(FetchWeights(number, begin + at, most, delta, sha256, whole)):
+                return
+            if not coming.under_way:
+                coming.progress_ns = now_ns
+            coming.under_way.append((at, now_ns))
+            coming.asked += most
+            self._turn = coming.turn = self._turn + 1
+            parts, size = parts + 1, size + most
+
+    def _serve(self, robot: str) -> None:
+        """Hand out what it waits for, as far as that is here."""
+        queue = self._queues[robot]
+        while queue:
+            wanted, asked = queue[0]
+            if (chunk := self._find(wanted, asked)) is None:
+                return
+            queue.popleft()
+            self._answer(robot, asked, chunk)
+        del self._queues[robot]
+
+    def _find(self, wanted: _Wanted, asked: FetchWeights) -> bytes | bytearray | None:
+        """The chunk, or so much of its beginning that the part is in it."""
+        if (chunk := self._chunks.get(wanted.sha256)) is not None:
+            self._chunks.move_to_end(wanted.sha256)
+            return chunk
+        # It may have been here when it was asked for, and have made room for others.
+        data = self._coming.setdefault(wanted, _Coming()).data
+        end = asked.offset - wanted.offset + asked.size
+        # The last bytes are handed out once all of it is known to be right: a robot would blame the relay.
+        return data if end <= len(data) and end < wanted.size else None
+
+    def _answer(self, robot: str, asked: FetchWeights, chunk: bytes | bytearray) -> None:
         within = asked.offset % CHUNK_BYTES
-        data = chunk[within : within + asked.size]
+        data = bytes(chunk[within : within + asked.size])
         if data:
             self.served_bytes += len(data)
             self._robots.send(robot, WeightBytes(asked.number, asked.offset, data, asked.delta))
 
-    def on_refused(self, reason: str) -> None:
-        """What was asked for is not there: whoever waits asks the gateway, which says why."""
-        log.warning("the gateway refuses a chunk: %s", reason)
-        for wanted in list(self._under_way):
-            self._forget(wanted)
-
-    def on_chunk(self, message: WeightBytes) -> None:
-        """The gateway has sent one."""
-        place = message.number, message.delta, message.offset
-        wanted = next((one for one in self._under_way if one[:3] == place), None)
-        if wanted is None:
-            return
-        self.fetched_bytes += len(message.data)
-        robots = self._forget(wanted)
-        if hashlib.sha256(message.data).digest() != wanted.sha256:
+    def _on_whole(self, wanted: _Wanted, chunk: bytes) -> None:
+        if hashlib.sha256(chunk).digest() != wanted.sha256:
             self.refused["wrong_chunk"] += 1
-            log.error("a chunk of version %d is not the one that %d robots asked for.", message.number, len(robots))
+            self._refuse(wanted, f"a chunk of version {wanted.number} is not the one that was asked for.")
             return
-        self._keep(wanted.sha256, message.data)
-        for robot, asked in robots:
-            self._answer(robot, asked, message.data)
-
-    def poll(self, may_ask: bool) -> None:
-        """Fetch what robots wait for, if the gateway may be asked."""
-        now_ns = self._clock.now_ns()
-        for wanted in [one for one, at_ns in self._under_way.items() if now_ns - at_ns > _TIMEOUT_NS]:
-            self._forget(wanted)
-        for wanted in self._waiting:
-            if len(self._under_way) >= _UNDER_WAY or not may_ask:
-                return
-            if wanted not in self._under_way:
-                asked = FetchWeights(wanted.number, wanted.offset, _PART_BYTES, wanted.delta, wanted.sha256)
-                if not self._gateway.send(asked):
-                    return
-                self._under_way[wanted] = now_ns
-
-    def _forget(self, wanted: _Wanted) -> list[tuple[str, FetchWeights]]:
-        """Nobody waits for this chunk any more; those who did."""
-        self._under_way.pop(wanted, None)
-        robots = self._waiting.pop(wanted, [])
-        for robot, _ in robots:
-            self._counts[robot] -= 1
-            if self._counts[robot] <= 0:
-                del self._counts[robot]
-        return robots
-
-    def _keep(self, sha256: bytes, chunk: bytes) -> None:
-        self._chunks[sha256] = chunk
-        self._held_bytes += len(chunk)
+        del self._coming[wanted]
+        self._held_bytes += len(chunk) - len(self._chunks.get(wanted.sha256, b""))
+        self._chunks[wanted.sha256] = chunk
         while self._held_bytes > self._cache_bytes and len(self._chunks) > 1:
             _, oldest = self._chunks.popitem(last=False)
             self._held_bytes -= len(oldest)
+
+    def _refuse(self, wanted: _Wanted, reason: str) -> None:
+        """Whoever waits for this chunk asks the gateway itself."""
+        del self._coming[wanted]
+        told: set[str] = set()
+        for robot, queue in self._queues.items():
+            for entry in [one for one in queue if one[0] == wanted]:
+                queue.remove(entry)
+                self._robots.send(robot, Rejection(reason, entry[1]))
+                told.add(robot)
+        log.warning("%d robots are told to ask the gateway: %s", len(told), reason)
+
+
+def _wanted(request: FetchWeights) -> _Wanted:
+    """The chunk that it asks for part of."""
+    begin = request.offset - request.offset % CHUNK_BYTES
+    return _Wanted(request.number, request.delta, begin, request.chunk_bytes, request.chunk)

@@ -84,7 +84,7 @@ class SiteRelay:
             self._from_gateway(message)
         for robot, asked in itertools.islice(iter(self._robots.recv, None), _AT_ONCE):
             self._from_robot(robot, asked)
-        self.chunks.poll(self.session.accepted)
+        self.chunks.poll(self.heard)
         if self.uploads is not None:
             self.uploads.poll(self.heard)
         self.session.poll()
@@ -145,8 +145,8 @@ class SiteRelay:
                 uploads.on_nack(message)
             case FetchPictures(), UploadRelay() as uploads:
                 uploads.on_request(message)
-            case Rejection(), _ if self.session.accepted:
-                self.chunks.on_refused(message.reason)
+            case Rejection(request=FetchWeights() as request), _:
+                self.chunks.on_refused(request, message.reason)
             case _:
                 before = self.session.accepted
                 if not self.session.handle_message(message):

@@ -33,6 +33,7 @@ from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from hal.safety.stop_latch import check_speed_limit
+from robot_edge.control.episodes.intervention import InterventionPart
 from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.ros2.diagnostics import Diagnosis, diagnose
 from robot_edge.ros2.operator import Ros2Operator
@@ -82,8 +83,16 @@ def _driven(kind: str, came_true: Callable[[EdgeStatus], bool]) -> Callable[[Ros
     return lambda operator, timeout_s: operator.command(kind, came_true, timeout_s)
 
 
+_PARTS = {
+    OperatorCommandKind.recover: InterventionPart.recovery,
+    OperatorCommandKind.correct: InterventionPart.correction,
+}
+
+
 def _was_heard(kind: OperatorCommandKind, status: EdgeStatus) -> bool:
     """Whether a word about an episode came true; where nobody waits for it, it was heard."""
+    if kind in _PARTS:
+        return status.part == _PARTS[kind]
     if not status.by_person or kind == OperatorCommandKind.next:
         return True
     if kind == OperatorCommandKind.scene_ready:

@@ -128,7 +128,7 @@ def usage(program: str) -> str:
             "",
             "services: ~/change_state and the other lifecycle services; std_srvs/Trigger: ~/estop, ~/release_estop,",
             "  ~/start, ~/take_over, ~/hand_back, ~/success, ~/failure, ~/end, ~/discard, ~/rerecord, ~/scene_ready,",
-            "  ~/next",
+            "  ~/next, ~/recover, ~/correct",
             "topics: /diagnostics (diagnostic_msgs/DiagnosticArray), ~/transition_event",
         ]
     )

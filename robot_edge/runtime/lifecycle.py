@@ -49,14 +49,15 @@ class ShutdownSignal:
     def __init__(self) -> None:
         self._parent = int(os.environ.get(PARENT, "0"))
         self._watched = _watched
-        self._requested = False
+        self.count = 0
+        """how often this process was asked"""
         self._look_at = 0.0
         signal.signal(signal.SIGTERM, self._request)
         signal.signal(signal.SIGINT, self._request)
 
     @property
     def requested(self) -> bool:
-        if self._requested:
+        if self.count:
             return True
         # It is asked at every turn of a loop, and a system call tells whether the supervisor is there.
         now = time.monotonic()
@@ -71,7 +72,7 @@ class ShutdownSignal:
         return self._parent != 0 and os.getppid() != self._parent
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self._requested = True
+        self.count += 1
 
 
 @contextlib.contextmanager

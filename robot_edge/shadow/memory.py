@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from robot_edge.runtime.memory import available_memory
 from wire.errors import PolicyError
 
 _STAYS_FREE = 256 * 2**20
@@ -15,20 +16,12 @@ def require_memory(weights: Path, inference_pid: int) -> None:
     """Raise `PolicyError` unless as much memory is available as the process `inference_pid`, which holds two policies,
     has, and `_STAYS_FREE` more. 0, or one that is gone: three times the file of the `weights`."""
     needed = _resident_bytes(inference_pid) or 3 * weights.stat().st_size
-    available = available_bytes()
+    available, where = available_memory()
     if available < needed + _STAYS_FREE:
         raise PolicyError(
             f"it may take {needed / 1e6:.0f} MB of memory and {_STAYS_FREE / 1e6:.0f} MB are to stay free, but "
-            f"{available / 1e6:.0f} MB are available. Choose another robot, or make room on this one."
+            f"{available / 1e6:.0f} MB are available ({where}). Choose another robot, or make room on this one."
         )
-
-
-def available_bytes() -> int:
-    """Of memory, without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def end_first() -> None:

@@ -25,6 +25,11 @@ class UplinkMetrics:
         for reason, count in uplink.weights.refused.copy().items():
             refused.add_metric((reason,), count)
         yield refused
+        text = "Times that the site's relay sent what was wrong, or too little, or nothing, and was left out."
+        faults = CounterMetricFamily(f"{PREFIX}edge_relay_faults", text, labels=("relay",))
+        if (relay := uplink.relay) is not None:
+            faults.add_metric((relay.name,), relay.faults)
+        yield faults
         status, link_age_s = uplink.status, (self._clock.now_ns() - uplink.heard_ns) / 1e9
         # before control has reported there is nothing to show but the names
         yield from robot_metrics([RobotSample(status, link_age_s, uplink.weights.announced)] if status else [])

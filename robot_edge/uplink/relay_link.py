@@ -25,9 +25,9 @@ _ANSWER_NS = 20_000_000_000
 class RelayLink:
     """The connection to the relay. Keeps the `Channel` protocol for a `SegmentSender`, whose segments it seals."""
 
-    def __init__(self, name: str, channel: Channel, sealer: Sealer, clock: Clock) -> None:
-        """`name`: the robot's."""
-        self.channel = channel
+    def __init__(self, name: str, channel: Channel, sealer: Sealer, clock: Clock, relay: str = "the relay") -> None:
+        """`name`: the robot's; `relay`: by which a person finds that."""
+        self.channel, self.relay = channel, relay
         self.credit_bytes = 0
         """so much the relay takes without an answer; 0: nothing, it only passes weights on"""
         self._name, self._sealer, self._clock = name, sealer, clock
@@ -40,8 +40,16 @@ class RelayLink:
     @property
     def open(self) -> bool:
         """Whether segments are likely to be taken in now."""
-        heard = self._session.accepted and self._clock.now_ns() - self._heard_ns < SILENT_AFTER_S * 1e9
-        return heard and self.credit_bytes > 0
+        return self._heard and self.credit_bytes > 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was there and is not any more: its connection ended, or it misses its heartbeats."""
+        return self._heard_ns > 0 and not self._heard
+
+    @property
+    def _heard(self) -> bool:
+        return self._session.accepted and self._clock.now_ns() - self._heard_ns < SILENT_AFTER_S * 1e9
 
     @property
     def rests(self) -> bool:
@@ -66,9 +74,13 @@ class RelayLink:
         if not self.rests:
             self._rest("is silent" if self.credit_bytes else "takes nothing")
 
+    def on_message(self) -> None:
+        """Something came from it."""
+        self._heard_ns = self._clock.now_ns()
+
     def acknowledged(self, message: Ack) -> tuple[str, ...]:
         """Which segments the relay has on its disk, of those that it was sent."""
-        self._heard_ns = self._answered_ns = self._clock.now_ns()
+        self._answered_ns = self._clock.now_ns()
         self.credit_bytes = message.credit_bytes
         found = tuple(segment for segment in message.segments if segment in self._sent)
         self._sent.difference_update(found)
@@ -76,12 +88,11 @@ class RelayLink:
 
     def handle_message(self, message: Message) -> bool:
         """False for what is not about the connection."""
-        self._heard_ns = self._clock.now_ns()
         match message:
             case Nack(reason=reason):
-                log.warning("robot '%s': the relay cannot store now: %s", self._name, reason)
+                log.warning("robot '%s': %s cannot store now: %s", self._name, self.relay, reason)
             case Rejection(reason=reason):
-                log.error("robot '%s': the relay refuses: %s", self._name, reason)
+                log.error("robot '%s': %s refuses: %s", self._name, self.relay, reason)
             case _ if not self._session.handle_message(message):
                 return False
             case HelloAck():
@@ -105,7 +116,7 @@ class RelayLink:
         self.channel.close()
 
     def _rest(self, what: str) -> None:
-        log.error("the relay %s; for a minute segments go to the gateway itself.", what)
+        log.error("%s %s; for a minute segments go to the gateway itself.", self.relay, what)
         self._rests_ns = self._clock.now_ns() + _REST_NS
 
 

@@ -117,6 +117,7 @@ class SegmentBuilder:
             while queue and queue[0][0] <= newest:
                 taken.append(queue.popleft())
             frames[camera] = CameraFrames(np.array([t for t, _ in taken], np.int64), tuple(data for _, data in taken))
+        recovery = np.array([s.recovery for s in steps], bool)
         segment = Segment(
             id=f"{self.episode.id}/{self._index}",
             episode=self.episode,
@@ -140,6 +141,7 @@ class SegmentBuilder:
             frames=frames,
             terminal=terminal,
             chunks=chunks,
+            recovery=recovery if recovery.any() else msgspec.UNSET,
         )
         self._index += 1
         return segment

@@ -25,7 +25,8 @@ from robot_edge.uplink.segment_sender import SegmentSender
 from robot_edge.uplink.spool import Spool
 from robot_edge.uplink.spool_thread import SpoolThread
 from robot_edge.uplink.stop_link import StopLink
-from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.acting_client import ActingWeightClient
+from robot_edge.uplink.weights.relay_source import RelaySource
 from robot_edge.uplink.weights.shadow_link import ShadowLink
 from wire.clock import Clock, clock_name
 from wire.messages import Message
@@ -34,6 +35,7 @@ from wire.messages.gateway import (
     Deltas,
     EdgeEvent,
     EdgeStatus,
+    FetchWeights,
     Hello,
     HelloAck,
     Job,
@@ -100,9 +102,15 @@ class Uplink:
         self.link = GatewayLink(name, gateway, clock)
         self.sender = SegmentSender(self.spool, self._disk, gateway, clock)
         self._route = UploadRoute(self.sender, gateway, self.link, relay)
-        chunks = relay.channel if relay else None
-        self.weights = WeightClient(directory / "weights", gateway, clock, relay=chunks)
-        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, chunks)
+        self.relay: RelaySource | None = None
+        """of weights"""
+        if relay is not None:
+            self.relay = RelaySource(
+                relay.channel, clock, relay.relay, lambda text: self._add_event("relay", text), lambda: relay.lost
+            )
+        self.weights = ActingWeightClient(directory / "weights", gateway, clock, relay=self.relay)
+        self.weights.is_gateway_silent = lambda: self.link.silent
+        self.shadow = ShadowLink(name, directory / "shadow", gateway, self.link, self.weights, clock, self.relay)
         """beside the version that acts; its `process` is to be set where there is one"""
         self.stopping = False
         self.status: EdgeStatus | None = None
@@ -116,10 +124,9 @@ class Uplink:
         self._control = control
         self._inference = inference
         self._clock = clock
-        self._watched = False
         self._job: Job | None = None
         self._previews = PreviewSender(name, self.link)
-        self._control_done = False
+        self._control_done = self._watched = False
         self._control_pid = self._inference_pid = 0
         self._last_status: EdgeStatus | None = None
         self._status_is_new = False
@@ -295,6 +302,7 @@ class Uplink:
                 self._inference_pid = self.shadow.inference_pid = message.pid
                 self._send_weights()
             case VersionActivated():
+                self.weights.on_activated(message.number)
                 self._control.send(message)
                 self.link.send_activation(message)
             case SwapReverted(version=version, damaged=damaged):
@@ -329,7 +337,7 @@ class Uplink:
                 self._gateway_fault = reason
             case VersionAvailable():
                 self.weights.handle_message(message)
-            case Deltas() | WeightBytes():
+            case Deltas() | WeightBytes() | Rejection(request=FetchWeights()):
                 self.weights.handle_message(message)
                 self.shadow.handle_weights(message)
             case ShadowRequest():
@@ -357,9 +365,13 @@ class Uplink:
 
     def _from_relay(self, message: Message) -> None:
         assert self._relay is not None
+        self._relay.on_message()
         if isinstance(message, WeightBytes):
             self.weights.add_part(message, by_relay=True)
             self.shadow.handle_weights(message, by_relay=True)
+        elif isinstance(message, Rejection) and message.request is not None:
+            self.weights.on_relay_refused(message.request, message.reason)
+            self.shadow.weights.on_relay_refused(message.request, message.reason)
         elif isinstance(message, Ack):
             self._on_done(self._relay.acknowledged(message))
         elif not self._relay.handle_message(message):

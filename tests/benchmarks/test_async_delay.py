@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.async_delay.conditions import BURSTS, FIXED, LIMITED, RANDOM, Condition, limits_of
 from benchmarks.async_delay.data import Pushes, demonstrate, pushed
-from benchmarks.async_delay.statistics import bootstrap, shown, wilson
+from benchmarks.async_delay.statistics import bootstrap
 from benchmarks.async_delay.track import TrackOperator, TrackRobot, track_spec
 from cloud_learner.buffer.control import HOLD, SCRIPT
 from cloud_learner.buffer.location import BufferLocation
@@ -22,15 +22,6 @@ from robot_edge.chunking.factory import make_scheduler
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities
 
 RTC = (("rtc_guided", "plain"), ("rtc_trained", "one for all"))
-
-
-def test_wilson_is_the_textbook_interval() -> None:
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-3)
-    assert wilson(90, 100) == pytest.approx((0.8256, 0.9448), abs=1e-3)
-    assert wilson(10, 10)[1] == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="no trials"):
-        wilson(0, 0)
-    assert shown(0.9, (0.8256, 0.9448)) == "0.90 [0.83, 0.94]"
 
 
 def test_the_bootstrap_counts_seeds_as_well_as_episodes() -> None:

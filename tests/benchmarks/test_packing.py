@@ -12,6 +12,7 @@ from benchmarks import packing
 from benchmarks.packing import APART, FEWER, MAX_OFFSET, PACKED, arms
 from cloud_learner.buffer.location import BufferLocation
 from fleet.config.recipe import Recipe
+from tests.cloud_learner.training.batches import Batches
 
 torch = pytest.importorskip("torch")
 
@@ -47,7 +48,7 @@ def test_packed_and_one_at_a_time_have_as_many_samples_with_their_own_offsets(
             assert age.shape == ((8, 6) if arm.name == PACKED else (arm.images,))
             assert age.min() >= 0 and np.ptp(age) > MAX_OFFSET / 2
             before = learner.weights()
-            assert np.isfinite(learner.step(batch))
+            assert np.isfinite(learner.step(Batches(batch))["loss"])
             assert learner.weights() != before
             assert learner.policy.max_offset == MAX_OFFSET
     assert steps == {PACKED: 48, APART: 48, FEWER: 8}

@@ -42,8 +42,8 @@ def test_the_drill_stops_a_bad_version_at_the_canary_of_a_real_fleet(
     from benchmarks.rollout.drill import Drill
     from benchmarks.rollout.drill_fleet import DrillFleet
     from benchmarks.rollout.training import TrainedPolicy, changed, shuffled
-    from cloud_learner.training.action_check import ActionCheck, HeldSource
     from cloud_learner.training.config import ActionCheckConfig
+    from cloud_learner.training.publishing.action_check import ActionCheck, HeldSource
     from fleet.config.recipes import get_recipe
 
     monkeypatch.setattr(module, "_BEFORE_S", 1.0)

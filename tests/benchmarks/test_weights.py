@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 from benchmarks.common.weights_file import random_weights
 from benchmarks.weights.sizes import sizes
+from benchmarks.weights.training import quantization_changes
+from cloud_learner.training.config import ActionCheckConfig
+from cloud_learner.training.publishing.action_check import ActionCheck, HeldSource
+from tests.cloud_learner.training.publishing.test_action_check import observations, policy
 from wire.weights.delta import WeightsLayout
 
 
@@ -39,6 +44,27 @@ def test_where_hardly_anything_changes_all_are_small() -> None:
     row = sizes("sparse", [before, after], 60_000)
     assert row["our delta (MB)"] < 0.001
     assert row["sparse bf16 delta (MB)"] == pytest.approx(60 * 6 / 1e6)
+
+
+def test_what_quantisation_changes_of_actions_grows_with_the_step() -> None:
+    source = HeldSource(lambda count, draw: list(range(8)), observations)
+    check = ActionCheck(policy(), source, ActionCheckConfig())
+    check.choose()
+    assert check.ready
+    found = []
+    for size in (0.0, 0.01, 0.1):
+        module = policy().module
+        files = []
+        for seed in range(3):
+            dice = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for values in module.parameters():
+                    values += size * torch.randn(values.shape, generator=dice)
+            files.append(policy().save(module))
+        changes = quantization_changes(check, files)
+        assert len(changes) == 2
+        found.append(max(changes))
+    assert found[0] == 0 < found[1] < found[2]
 
 
 def test_a_file_that_cannot_be_compressed_is_a_weights_file() -> None:

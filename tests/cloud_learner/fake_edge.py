@@ -21,7 +21,7 @@ from wire.messages.gateway import (
     VersionAvailable,
 )
 from wire.transport.channel import Channel
-from wire.types import Actor, Episode
+from wire.types import Actor, Episode, RobotSpec
 
 SPEC = samples.spec(camera=False)
 
@@ -30,14 +30,24 @@ class FakeEdge:
     """`poll` takes in what came; `episode` runs one. Nothing is forgotten before it is acknowledged."""
 
     def __init__(
-        self, name: str, channel: Channel, clock: Clock, *, pid: int = 7, site: str = "", tasks: tuple[str, ...] = ()
+        self,
+        name: str,
+        channel: Channel,
+        clock: Clock,
+        *,
+        pid: int = 7,
+        site: str = "",
+        tasks: tuple[str, ...] = (),
+        spec: RobotSpec = SPEC,
     ) -> None:
+        """`spec`: that it says it has; its episodes are of `SPEC`."""
         self.name = name
         self.channel = channel
         self.clock = clock
         self.pid = pid
         self.site = site
         self.tasks = tasks
+        self.spec = spec
         self.welcomed = False
         self.refused = ""
         self.coming: Job | None = None
@@ -56,7 +66,16 @@ class FakeEdge:
     def hello(self) -> None:
         now_ns = self.clock.now_ns()
         self.channel.send(
-            Hello(self.name, "edge", clock_name(), now_ns, self.pid, SPEC, self.tasks or ("reach", "push"), self.site)
+            Hello(
+                self.name,
+                "edge",
+                clock_name(),
+                now_ns,
+                self.pid,
+                self.spec,
+                self.tasks or ("reach", "push"),
+                self.site,
+            )
         )
 
     def poll(self) -> None:

@@ -20,13 +20,13 @@ PATIENT = {"plugins": ["tests.hal.drivers.lerobot.patient_servos"]}
 
 def bench(seed: int = 0, config: Path | None = None) -> Recipe:
     recipe = so101.so101(seed, config)
-    algorithm = replace(recipe.algorithm, batch=8, ticks_per_frame=1, pretrain_steps=10, publish_every_s=2.0)
+    training = replace(recipe.training, batch=8, ticks_per_frame=1, pretrain_steps=10, publish_every_s=2.0)
     arm, leader = recipe.robot_config, recipe.teleoperator
     assert leader is not None
     return replace(
         recipe,
         make_policy=_tiny,
-        algorithm=algorithm,
+        training=training,
         checkpoint_every_s=2.0,
         robot_config=replace(arm, robot_config=arm.robot_config | PATIENT),
         teleoperator=replace(leader, config=leader.config | PATIENT),

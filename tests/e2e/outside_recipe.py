@@ -9,6 +9,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig
 from fleet.config.recipe import Recipe
 from hal.drivers.ros2.config import Ros2Config
 from hal.safety.limits import SafetyLimits
@@ -71,5 +72,6 @@ def recipe(seed: int = 0) -> Recipe:
         spec=SPEC,
         make_policy=Sway,
         algorithm=HGDagger(),
+        training=TrainingConfig(),
         loop=LoopConfig(max_ticks=150, safety=LIMITS, episodes=EpisodeRules(reset_by_person=False)),
     )

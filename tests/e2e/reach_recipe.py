@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
 from fleet.evaluation.evaluator import EvaluatorConfig
@@ -58,7 +59,8 @@ def reach(seed: int = 0) -> Recipe:
         unpaced_config=CONFIG,
         spec=TableRobot().spec,
         make_policy=_none,
-        algorithm=HGDagger(batch=8, learning_rate=3e-4, pretrain_steps=10, publish_every_s=2.0),
+        algorithm=HGDagger(),
+        training=TrainingConfig(batch=8, learning_rate=3e-4, pretrain_steps=10, publish_every_s=2.0),
         demonstrations=0,
         chunking=ChunkingConfig(execute_ticks=4),
         loop=LoopConfig(max_ticks=60, gate=GateConfig(min_ticks=8)),

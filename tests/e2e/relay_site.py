@@ -14,23 +14,27 @@ from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
+from hal.resource.admitted_robots import AdmittedRobots
 from robot_edge.relay.server import SiteRelay
 from robot_edge.relay.upload_spool import UploadSpool
 from robot_edge.uplink.relay_link import RelayLink
 from robot_edge.uplink.server import Uplink
 from tests import samples
+from tests.wire.weights.files import floats, version_of
 from wire.clock import ManualClock
 from wire.identity.sealing import Sealer, SealOpener
 from wire.messages import Message
-from wire.messages.gateway import Hello
+from wire.messages.gateway import Hello, Publish, WeightBytes
 from wire.messages.local import EpisodeEnded, EpisodeStarted, FrameRecorded, StepRecorded
 from wire.transport.keys import KeyRecord, Teaching, now
 from wire.transport.memory_channel import MemoryServer, memory_pair
 from wire.types import Actor, Frame, Role
+from wire.weights.manifest import Signer
 
 SECOND = 1_000_000_000
 TICK_S = 0.05
 RELAY = "relay"
+RELAY_TEXT = "the relay at tcp://site:5763"
 FRAME_STEPS = 4
 
 
@@ -64,7 +68,8 @@ class Robot:
         self.control, control = memory_pair()
         link = None
         if self.by_relay:
-            link = RelayLink(self.name, self.site.relay_port.connect(self.name, "edge"), self.sealer, self.site.clock)
+            channel = self.site.relay_port.connect(self.name, "edge")
+            link = RelayLink(self.name, channel, self.sealer, self.site.clock, RELAY_TEXT)
         place = self.site.root / self.name
         self.uplink = Uplink(self.name, place, self.gateway, control, memory_pair()[0], self.site.clock, 10, relay=link)
         self.uplink.spool._db.execute("PRAGMA synchronous=OFF")
@@ -114,10 +119,9 @@ class Site:
             self.gateway_port,
             self.ledger,
             ingest,
-            WeightStore.open(self.root / "cloud" / "weights", self.ledger),
+            WeightStore.open(self.root / "cloud" / "weights", self.ledger, signer=Signer(b"x" * 32)),
             self.view,
-            ("reach",),
-            samples.spec(),
+            AdmittedRobots.of_one(samples.spec(), ("reach",)),
             self.clock,
             seals=SealOpener(self._secret, self.gateway_port.key_record),
         )
@@ -139,6 +143,24 @@ class Site:
                 robot.poll()
             self.relay.poll()
             self.gateway.poll()
+
+    def publish(self, number: int, count: int) -> None:
+        """A version of so many values."""
+        data = floats(w=np.random.default_rng(number).standard_normal(count, np.float32))
+        trainer = self.gateway_port.connect("trainer")
+        trainer.send(Hello("trainer", "trainer", "c", 1))
+        trainer.send(Publish(version_of(number, data)))
+        for at in range(0, len(data), 1_000_000):
+            trainer.send(WeightBytes(number, at, data[at : at + 1_000_000]))
+        self.gateway.poll()
+
+    def until_all_have(self, number: int, most_s: float) -> float:
+        """Until this version is with all robots; how long it took."""
+        began_ns = self.clock.now_ns()
+        while any((ready := robot.uplink.weights.ready) is None or ready[0].number != number for robot in self.robots):
+            self.pass_time(TICK_S)
+            assert self.clock.now_ns() - began_ns <= most_s * SECOND
+        return (self.clock.now_ns() - began_ns) / SECOND
 
     def cut_uplink(self) -> None:
         """Nothing comes to the gateway, or from it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fleet.config import recipes
-from fleet.config.recipe import Recipe
+from fleet.config.recipe import Recipe, share_policy
 from policies.interface.policy import Batch, LearnedPolicy
 from wire.types import RobotSpec
 
@@ -37,7 +37,7 @@ def small(recipe: Recipe) -> Recipe:
         recipe,
         make_policy=unhurried(recipe.make_policy),
         demonstrations=2,
-        algorithm=replace(recipe.algorithm, pretrain_steps=10, publish_every_s=1.0),
+        training=replace(recipe.training, pretrain_steps=10, publish_every_s=1.0),
         evaluator=replace(recipe.evaluator, episodes=1, every_s=1000.0, final_episodes=1, max_ticks=20),
         checkpoint_every_s=2.0,
     )
@@ -49,6 +49,11 @@ def state(seed: int = 0) -> Recipe:
 
 def fake(seed: int = 0) -> Recipe:
     return small(recipes.fake(seed))
+
+
+def shapes(seed: int = 0) -> Recipe:
+    job = recipes.shapes(seed)
+    return share_policy("shapes", {name: small(job.members[name]) for name in ("metaworld", "fetch")})
 
 
 def slider(seed: int = 0) -> Recipe:

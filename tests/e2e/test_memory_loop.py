@@ -15,13 +15,13 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.common.in_process_fleet import InProcessFleet
+from benchmarks.common.in_process_fleet import InProcessFleet, RehearsedRobot
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.step_path import StepPath, follow_step
 from cloud_learner.operator.app import serve
-from cloud_learner.training.metrics import TrainerMetrics
+from cloud_learner.training.reporting.metrics import TrainerMetrics
 from fleet.config.recipes import fake
-from fleet.launch import factories
+from fleet.launch import factories, learning
 from fleet.tools.report import RunCounters, make_report
 from robot_edge.uplink.metrics import UplinkMetrics
 from tests.command_line import vla_fleet
@@ -105,6 +105,22 @@ def test_robots_go_on_while_the_line_is_cut_and_everything_arrives_later(fleet: 
     assert (report["steps_lost"], report["steps_duplicated"]) == (0, 0)
 
 
+def test_a_robot_that_starts_while_the_gateway_is_away_has_the_version_that_acted(fleet: InProcessFleet) -> None:
+    fleet.turn(150)
+    acted = fleet.robots[0].inference._swap.active.version
+    assert acted > 0
+    fleet.server.cut.add("robot-0")
+    fleet.robots[0].uplink.close()
+    again = RehearsedRobot(fleet.recipe, "robot-0", fleet.data, fleet.server, fleet.clock, 1, operated=False)
+    fleet.robots[0] = again
+    fleet.turn(100, 0)
+    assert not again.uplink.accepted and again.inference._swap.active.version == acted
+    assert again.uplink.status is not None and again.uplink.status.version == acted
+    fleet.server.cut.clear()
+    fleet.turn(300)
+    assert again.uplink.accepted and again.inference._swap.active.version > acted
+
+
 def test_a_person_outranks_the_script_and_only_moves_are_recorded_as_human(fleet: InProcessFleet) -> None:
     fleet.turn(300)
     robot = fleet.robots[0]
@@ -173,7 +189,7 @@ def test_the_trainer_resumes_where_it_was(worked: InProcessFleet) -> None:
     fleet = worked
     fleet.trainer.save()
     steps = fleet.trainer.learner.gradient_steps
-    again = factories.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)
+    again = learning.make_trainer(fleet.recipe, "trainer", fleet.data, fleet.server.connect("trainer"), 0)
     assert again.learner.gradient_steps == steps
     assert again.phase == "online"
     assert again.learner.weights() == fleet.trainer.learner.weights()

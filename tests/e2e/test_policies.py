@@ -14,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.common.in_process_fleet import InProcessFleet
+from cloud_learner.algorithms.interface import Metrics
+from cloud_learner.training.learner import BatchSource
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
 from fleet.tools.policy_commands import read_version
-from policies.interface.policy import Batch
 from tests.command_line import vla_fleet
 from tests.e2e.reach_recipe import TASKS, one_side, reach
 from tests.e2e.test_processes import Job, number, robot
@@ -103,9 +104,10 @@ def test_a_checkpoint_of_lerobot_train_learns_in_the_fleet(
         learner, losses = fleet.trainer.learner, []
         step = learner.step
 
-        def noted(batch: Batch) -> float:
-            losses.append(step(batch))
-            return losses[-1]
+        def noted(source: BatchSource) -> Metrics:
+            metrics = step(source)
+            losses.append(metrics["loss"])
+            return metrics
 
         monkeypatch.setattr(learner, "step", noted)
         acting: set[str] = set()

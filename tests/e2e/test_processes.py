@@ -27,7 +27,7 @@ SMALL = "tests.e2e.small_recipes:state"
 class Job:
     """`vla-fleet up` in a process of its own, watched through its page as a person would."""
 
-    def __init__(self, data: Path, *options: str, recipe: str = SMALL, robots: int = 2) -> None:
+    def __init__(self, data: Path, *options: str, recipe: str = SMALL, robots: int | str = 2) -> None:
         self.data = DataDirectory(data)
         self.log = data.with_suffix(".log")
         command = [sys.executable, "-m", "fleet.cli", "up", "--recipe", recipe, "--robots", str(robots)]
@@ -126,9 +126,9 @@ def number(snapshot: dict[str, Any]) -> int:
     return (snapshot["version"] or {"number": 0})["number"]
 
 
-def acts(snapshot: dict[str, Any]) -> bool:
+def acts(snapshot: dict[str, Any], count: int = 2) -> bool:
     robots = [r for r in snapshot["robots"] if r["name"].startswith("robot-")]
-    return len(robots) == 2 and all(r["link"] == "ok" and r["mode"] in ("policy", "script") for r in robots)
+    return len(robots) == count and all(r["link"] == "ok" and r["mode"] in ("policy", "script") for r in robots)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
     # the trainer: it resumes from its checkpoint and goes on publishing
     # (a checkpoint is written every few seconds; wait for one that is worth something)
     deadline = time.monotonic() + 180
-    while not list(up.data.checkpoints.glob("*.safetensors")) and time.monotonic() < deadline:
+    while not list(up.data.checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     version = up.snapshot()["version"]["number"]
     up.kill(up.pid("trainer"))
@@ -187,6 +187,27 @@ def test_everything_is_killed_in_turn_and_nothing_is_lost(job: Callable[..., Job
     assert "recording" not in again.log.read_text()
     assert again.stop() == 0
     check(up.data)
+
+
+@pytest.mark.slow
+def test_a_robot_that_starts_while_the_gateway_is_silent_has_the_version_that_acted(job: Callable[..., Job]) -> None:
+    up = job(robots=1)
+    up.wait("it acts", lambda s: acts(s, 1) and robot(s, "robot-0")["version"])
+    _, inference, uplink = robot(up.snapshot(), "robot-0")["pids"]
+    gateway, log = up.pid("gateway"), up.data.logs / "robot-0.inference.log"
+    os.kill(gateway, signal.SIGSTOP)
+    try:
+        said = log.stat().st_size
+        up.kill(uplink)
+        up.kill(inference)
+        deadline = time.monotonic() + 90
+        while not (found := re.search(r"version \d+ loaded", log.read_text()[said:])) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        os.kill(gateway, signal.SIGCONT)
+    assert found, (up.data.logs / "robot-0.uplink.log").read_text()[-2000:]
+    up.wait("it acts again", lambda s: acts(s, 1) and inference not in robot(s, "robot-0")["pids"])
+    assert up.stop() == 0
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.app import serve
 from cloud_learner.operator.view import FleetView
 from hal.driver_host.stop_line import ANSWER_S, StopOrder, send_order
+from hal.resource.admitted_robots import AdmittedRobots
 from hal.safety.stop_latch import StopLatch
 from robot_edge.uplink.stop_link import StopLink
 from robot_edge.uplink.stop_orders import StopOrders
@@ -58,10 +59,8 @@ class Cloud:
         ingest.open()
         self.view = FleetView()
         weights = WeightStore.open(root / "weights", self.ledger)
-        clock = MonotonicClock()
-        self.gateway = Gateway(
-            self.channel, self.ledger, ingest, weights, self.view, ("reach", "push"), SPEC, clock, stops=self.stops
-        )
+        clock, robots = MonotonicClock(), AdmittedRobots.of_one(SPEC, ("reach", "push"))
+        self.gateway = Gateway(self.channel, self.ledger, ingest, weights, self.view, robots, clock, stops=self.stops)
         self.page = serve(self.view, port=0, stop=self.stops.give)
         self.stops.start()
 

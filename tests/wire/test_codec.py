@@ -68,6 +68,16 @@ def test_a_segment_recorded_before_there_were_terminal_observations_is_read() ->
     assert (came.terminal, came.chunks) == (None, ())
 
 
+def test_what_nobody_recovers_in_is_the_same_bytes_as_before_people_could_say_so() -> None:
+    plain = samples.segment()
+    assert b"recovery" not in encode(plain)
+    came = decode(encode(plain))
+    assert isinstance(came, Segment) and came.recovery is msgspec.UNSET
+    marked = decode(encode(msgspec.structs.replace(plain, recovery=np.array([False, True, True, False]))))
+    assert isinstance(marked, Segment) and isinstance(marked.recovery, np.ndarray)
+    assert (marked.recovery.dtype, marked.recovery.tolist()) == (np.bool_, [False, True, True, False])
+
+
 def test_images_are_not_copied_when_they_arrive() -> None:
     came = decode(encode(request()))
     assert isinstance(came, ChunkRequest)

@@ -175,6 +175,8 @@ class VersionStatus(msgspec.Struct, frozen=True):
     episodes: int = 0
     """in which it alone acted, and that ended with a verdict"""
     successes: int = 0
+    unjudged: int = 0
+    """episodes of which nobody said whether they succeeded"""
     note: str = ""
     """why it is in this state"""
     frozen: bool = False

@@ -107,6 +107,9 @@ class Segment(Message, frozen=True, eq=False):
     """of the last segment; None when nobody could look any more"""
     chunks: tuple[RecordedChunk, ...] = ()
     """those of which a step of this segment was the first to execute an action"""
+    recovery: np.ndarray | msgspec.UnsetType = msgspec.UNSET
+    """bool[T]: by which steps a person only brought the robot back; not there where it is none, as it never was before
+    people could say so"""
 
     @property
     def steps(self) -> int:
@@ -163,6 +166,8 @@ class EdgeStatus(Message, frozen=True, eq=False):
     """how its newest episode ended, while a person may still say otherwise; '' afterwards"""
     steps_dropped: int = 0
     """steps of the policy alone that were dropped for want of room in this edge's spool, of `steps_recorded`"""
+    part: str = ""
+    """recovery or correction while somebody drives it in an episode, '' otherwise"""
 
 
 class Preview(Message, frozen=True, eq=False):
@@ -214,9 +219,11 @@ class HelloAck(Message, frozen=True, eq=False):
 
 
 class Rejection(Message, frozen=True, eq=False):
-    """The connection is refused; `reason` says why and what to do."""
+    """The connection is refused, or `request` alone; `reason` says why and what to do."""
 
     reason: str
+    request: FetchWeights | None = None
+    """of the peer, for weights that cannot be had here; None: the connection"""
 
 
 class ReintroduceRequest(Message, frozen=True, eq=False):
@@ -341,6 +348,8 @@ class TrainerStatus(Message, frozen=True, eq=False):
     """of its tasks in the buffer: what the policy did by itself"""
     stale_steps: int = 0
     """of those: arrived with a lag above the bound that the trainer was given; 0 without one"""
+    curves: dict[str, float] = msgspec.field(default_factory=dict)
+    """what else it draws of the run, by name"""
 
 
 class Evaluate(Message, frozen=True, eq=False):

@@ -19,6 +19,8 @@ class FetchWeights(Message, frozen=True, eq=False):
     delta: bool = False
     chunk: bytes = b""
     """sha256 of the chunk that has them, b'' when it is not known; for whoever passes chunks on"""
+    chunk_bytes: int = 0
+    """of that chunk, 0 when its hash is not known"""
 
 
 class FetchDeltas(Message, frozen=True, eq=False):
@@ -41,6 +43,8 @@ class VersionAvailable(Message, frozen=True, eq=False):
     """of that, by the key in `HelloAck`"""
     delta: DeltaForm | None = None
     """how its parent becomes it; None: only the whole is there"""
+    withdrawn: tuple[int, ...] = ()
+    """to a robot: older versions that it is not to begin to act by; another older one it may finish and act by first"""
 
 
 class ShadowRequest(Message, frozen=True, eq=False):

@@ -61,6 +61,12 @@ class GatewaySession:
         self._every_ns = round(every_s * 1e9)
         self._next_ns = 0
         self._rejected_ns: int | None = None
+        self._answered_ns: int | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the gateway answered neither a hello nor a heartbeat lately."""
+        return self._answered_ns is None or self._clock.now_ns() - self._answered_ns > SILENT_AFTER_S * 1e9
 
     @property
     def refusal(self) -> str:
@@ -72,7 +78,8 @@ class GatewaySession:
         match message:
             case HelloAck():
                 self.accepted, self.rejection = True, ""
-                self._heartbeats.on_answer(message, self._clock.now_ns())
+                self._answered_ns = self._clock.now_ns()
+                self._heartbeats.on_answer(message, self._answered_ns)
             case ReintroduceRequest():
                 self.accepted, self._next_ns = False, 0
                 self._heartbeats.forget()

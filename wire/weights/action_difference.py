@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -61,11 +62,11 @@ class ActionDifference(msgspec.Struct, frozen=True):
         return 0.0
 
     def plus(self, other: ActionDifference) -> ActionDifference:
-        """Of both together."""
+        """Of both together; robots of several shapes have not the same dimensions."""
         if not (self.chunks and other.chunks):
             return self if self.chunks else other
         bins = tuple(mine + theirs for mine, theirs in zip(self.bins, other.bins, strict=True))
-        largest = tuple(map(max, self.largest, other.largest))
+        largest = tuple(map(max, zip_longest(self.largest, other.largest, fillvalue=0.0)))
         return ActionDifference(self.chunks + other.chunks, self.total + other.total, bins, largest)
 
     def require_valid(self, dimensions: int) -> None:

@@ -17,7 +17,15 @@ from sqlalchemy import bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cloud_learner.buffer.check import MAX_STEPS
-from cloud_learner.buffer.control import NOBODY, Control, find_runs, is_takeover, largest_lag, summarise_control
+from cloud_learner.buffer.control import (
+    NOBODY,
+    Control,
+    find_runs,
+    is_takeover,
+    largest_lag,
+    marked_actor,
+    summarise_control,
+)
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.notes import unknown_spec
 from cloud_learner.buffer.ledger.rows import HeldBy, HeldState, Journaled
@@ -146,7 +154,7 @@ def _commit_segment(
         "outcome": segment.outcome if segment.last else "",
         "reward_sum": float(segment.reward.sum(dtype=np.float64)),
         "frames": sum(len(frames.encoded) for frames in segment.frames.values()),
-        "runs": find_runs(segment.actor, segment.version).astype("<i4").tobytes(),
+        "runs": find_runs(marked_actor(segment), segment.version).astype("<i4").tobytes(),
         "newest_version": newest_version,
         "lag": largest_lag(segment.actor, segment.version, demonstration, newest_version),
         "bytes": at.bytes,

@@ -147,6 +147,7 @@ class Ledger(Database):
     episode = _reads(ledger_segments.episode)
     episodes = _reads(ledger_segments.episodes)
     episodes_of_robot = _reads(ledger_segments.episodes_of_robot)
+    demonstrated_tasks = _reads(ledger_segments.demonstrated_tasks)
     index = _reads(ledger_segments.index)
     generation = _reads(ledger_shards.generation)
     gone_since = _reads(ledger_segments.gone_since)
@@ -254,6 +255,7 @@ class Ledger(Database):
     take_snapshot = _writes(ledger_snapshots.take_snapshot)
     snapshots = _reads(ledger_snapshots.snapshots)
     snapshot_row = _reads(ledger_snapshots.snapshot_row)
+    newest_row = _reads(ledger_snapshots.newest_row)
     snapshots_of = _reads(ledger_snapshots.snapshots_of)
     first_rows = _reads(ledger_snapshots.first_rows)
 
@@ -284,3 +286,4 @@ class Ledger(Database):
     robot_totals = _reads(ledger_segments.robot_totals)
     shares = _reads(ledger_segments.shares)
     lags = _reads(ledger_segments.lags)
+    parts = _reads(ledger_segments.parts)

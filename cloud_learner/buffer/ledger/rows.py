@@ -348,6 +348,16 @@ class LagRow(msgspec.Struct, frozen=True):
     """those steps by `control.arrival_lag`"""
 
 
+class PartTotals(msgspec.Struct, frozen=True):
+    """What people and scripts did in place of the policy, in practice."""
+
+    recoveries: int = 0
+    """times that one of them brought the robot back"""
+    recovery_steps: int = 0
+    correction_steps: int = 0
+    """all others of theirs"""
+
+
 class SegmentColumns(msgspec.Struct, frozen=True, eq=False):
     """Columns of n segments and their R runs, in the order of ledger rows."""
 
@@ -374,6 +384,6 @@ class SegmentColumns(msgspec.Struct, frozen=True, eq=False):
     run_offsets: np.ndarray
     """int64[n + 1]: runs of segment i are [run_offsets[i], run_offsets[i + 1])"""
     runs: np.ndarray
-    """int32[R, 4]: first offset in the segment, count, actor, version"""
+    """int32[R, 4]: first offset in the segment, count, marked actor, version"""
     episodes: dict[int, EpisodeFacts]
     """by number, all that occur"""

@@ -11,13 +11,14 @@ import numpy as np
 import sqlalchemy as sa
 
 from cloud_learner.buffer.check import OUTCOMES, SOURCES
-from cloud_learner.buffer.control import arrival_lag, rollout_steps
+from cloud_learner.buffer.control import HOLD, arrival_lag, by_human, is_recovery, rollout_steps
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.rows import (
     EpisodeFacts,
     EpisodeRow,
     KeptEpisode,
     LagRow,
+    PartTotals,
     SegmentColumns,
     SegmentRow,
     Totals,
@@ -25,6 +26,7 @@ from cloud_learner.buffer.ledger.rows import (
     row_of,
     rows_of,
 )
+from wire.types import EpisodeSource
 
 _s, _e, _t = tables.segments.c, tables.episodes.c, tables.tallies.c
 _joined = tables.segments.join(tables.episodes, _s.episode == _e.number)
@@ -99,6 +101,12 @@ def kept_episodes(connection: sa.Connection) -> tuple[KeptEpisode, ...]:
     query = columns_of(KeptEpisode, _e).order_by(_e.number)
     pieces = _fetch_plain(connection, query.where(_e.pruned_ns == 0, _e.segments > 0))
     return tuple(KeptEpisode(*row) for rows in pieces for row in rows)
+
+
+def demonstrated_tasks(connection: sa.Connection) -> tuple[str, ...]:
+    """Tasks of which there are demonstrations, by name."""
+    there = (_e.source == EpisodeSource.demonstration) & (_e.pruned_ns == 0)
+    return tuple(connection.scalars(sa.select(_e.task).where(there).distinct().order_by(_e.task)))
 
 
 def episodes_of_robot(connection: sa.Connection, robot: str) -> int:
@@ -220,6 +228,25 @@ def lags(connection: sa.Connection, episodes: int = 0) -> tuple[LagRow, ...]:
             for lag, steps in zip(arrival_lag(runs[:, 3], newest_version).tolist(), runs[:, 1].tolist(), strict=True):
                 counts[lag] += steps
     return tuple(LagRow(robot, counts.total(), dict(sorted(counts.items()))) for robot, counts in sorted(found.items()))
+
+
+def parts(connection: sa.Connection) -> PartTotals:
+    """Of the episodes that robots practised in, of what is not pruned."""
+    query = sa.select(_s.episode, _s.runs).select_from(_joined).order_by(_s.episode, _s.index)
+    query = query.where(_e.source == SOURCES[0], _e.pruned_ns == 0, _e.human_steps > 0)
+    recoveries = recovery_steps = steps = 0
+    episode, before = -1, False
+    for rows in _fetch_plain(connection, query):
+        for number, blob in rows:
+            runs = np.frombuffer(blob, "<i4").reshape(-1, 4)
+            # whoever holds for a moment goes on with what they did
+            runs = runs[runs[:, 2] != HOLD]
+            recovers = np.append(before and number == episode, is_recovery(runs[:, 2]))
+            recoveries += int((recovers[1:] > recovers[:-1]).sum())
+            recovery_steps += int(runs[recovers[1:], 1].sum())
+            steps += int(runs[by_human(runs[:, 2]), 1].sum())
+            episode, before = number, bool(recovers[-1])
+    return PartTotals(recoveries, recovery_steps, steps - recovery_steps)
 
 
 def _fetch_plain(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[Any]]:

@@ -55,6 +55,11 @@ def snapshot_row(connection: sa.Connection, name: str) -> int:
     return row
 
 
+def newest_row(connection: sa.Connection) -> int:
+    """Of all segments that are stored, 0 for none."""
+    return connection.scalar(sa.select(sa.func.max(_t.newest_row))) or 0
+
+
 def snapshots_of(connection: sa.Connection, episode_ids: Iterable[str]) -> tuple[str, ...]:
     """Names of the snapshots that hold a segment of these episodes, by name."""
     if not _names(connection):

@@ -169,7 +169,7 @@ segments = sa.Table(
     sa.Column("reward_sum", sa.Double, nullable=False),
     # over all cameras
     _count("frames"),
-    # little-endian int32[k, 4]: first offset, count, actor, version; `control.find_runs`
+    # little-endian int32[k, 4]: first offset, count, marked actor, version; `control.find_runs`
     sa.Column("runs", sa.LargeBinary, nullable=False),
     # the fleet's newest policy version when its row was entered, and by how many versions what the policy did in it was
     # behind that, at most (`control.largest_lag`)

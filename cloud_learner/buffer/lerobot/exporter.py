@@ -7,6 +7,7 @@
 | `observation.images.<camera>` | video or image | the newest frame that the step saw |
 | `next.reward`, `next.done`, `next.truncated`, `next.success` | float32, bool | what the action brought |
 | `actor` | int64 | index into `wire.messages.gateway.ACTORS`: policy, human, script, hold |
+| `recovery` | bool | whoever acted only brought the robot back, before correcting |
 | `policy_version` | int64 | the version that acted or was ready to act |
 | `policy_version_lag` | int64 | how many versions the fleet was ahead of that when the step arrived |
 | `time_s`, `frame_time_s` | float64 | real times of the row and of its frames, from the first row on |
@@ -55,6 +56,7 @@ _NUMBERS = {
     "next.truncated": "bool",
     "next.success": "bool",
     "actor": "int64",
+    "recovery": "bool",
     "policy_version": "int64",
     "policy_version_lag": "int64",
     "time_s": "float64",
@@ -199,6 +201,7 @@ class _Writer:
             "next.truncated": rows.truncated,
             "next.success": rows.done & (episode.outcome == "success"),
             "actor": rows.actor.astype(np.int64),
+            "recovery": rows.recovery,
             "policy_version": rows.version.astype(np.int64),
             "policy_version_lag": rows.lag.astype(np.int64),
             "time_s": (rows.times_ns - first_ns) / 1e9,

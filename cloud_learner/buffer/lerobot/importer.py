@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import CommittedHistory, check_frames, check_names, check_order, check_steps, jpeg_size
+from cloud_learner.buffer.control import by_human
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.lerobot.mapping import ACTION_KEY, STATE_KEY, DatasetMapping, Mapped, map_dataset
 from cloud_learner.buffer.lerobot.resampling import Steps, resampled
@@ -49,7 +50,7 @@ _COLUMNS = (
     "next.truncated",
     "next.success",
 )
-_OWN_COLUMNS = ("actor", "time_s", "frame_time_s")
+_OWN_COLUMNS = ("actor", "recovery", "time_s", "frame_time_s")
 """of our own exports"""
 
 
@@ -172,18 +173,20 @@ def _steps(
         if columns["frame_time_s"].shape[1] != len(keys) or not set(mapped.cameras.values()) <= set(keys):
             raise CorruptDataError(f"the cameras in {source.root / ABOUT} are not those of its frame_time_s.")
         frame_times_ns = times(columns["frame_time_s"][:, [keys.index(key) for key in mapped.cameras.values()]])
+    actor = one("actor", np.full(rows, _HUMAN)).astype(np.uint8)
     return Steps(
         times_ns=times_ns,
         state=mapped.state(columns[STATE_KEY]),
         action=mapped.action(columns[ACTION_KEY]),
         reward=one("next.reward", np.zeros(rows)).astype(np.float32),
-        actor=one("actor", np.full(rows, _HUMAN)).astype(np.uint8),
+        actor=actor,
         version=np.zeros(rows, np.int32),
         lag=np.zeros(rows, np.int32),
         done=one("next.done", last).astype(bool),
         truncated=one("next.truncated", np.zeros(rows)).astype(bool),
         frame_times_ns=frame_times_ns,
         row=np.arange(rows),
+        recovery=one("recovery", np.zeros(rows)).astype(bool) & by_human(actor),
     )
 
 
@@ -247,6 +250,7 @@ def _segments(
                 camera: CameraFrames(_times(frames), tuple(jpeg for _, jpeg in frames))
                 for camera, frames in zip(cameras, brought, strict=True)
             },
+            recovery=here.recovery if here.recovery.any() else msgspec.UNSET,
         )
         index, start, size = index + 1, end, 0
         seen = [[] for _ in cameras]

@@ -10,7 +10,7 @@ last tick ends with the last row. An import makes ticks of rows by these rules, 
 | delta action | its part of the rows' deltas, each spread evenly over its row: sums stay |
 | velocity action | the mean over the tick of the rows' velocities, each held over its row: ways stay |
 | reward, end flags | of all rows that end within it: summed, or any |
-| actor, version, lag | of the row in which it ends |
+| actor, recovery, version, lag | of the row in which it ends |
 | frames | the newest of its beginning, with its own time; one that no tick sees is left out |
 
 An absolute target is not held: at a higher rate that would be one jump a row and a standstill after it, which limits of
@@ -56,6 +56,8 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     """int64[T, C]: when the frames that the step saw were taken"""
     row: np.ndarray
     """int64[T]: the tick of the episode, or row of a dataset, that saw them"""
+    recovery: np.ndarray
+    """bool[T]: whoever acted only brought the robot back"""
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -107,6 +109,7 @@ def resampled(steps: Steps, fps: float, control_hz: float, dimensions: Sequence[
         truncated=sums(steps.truncated) > 0,
         frame_times_ns=steps.frame_times_ns[shown],
         row=steps.row[shown],
+        recovery=steps.recovery[last],
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.control import arrival_lag
+from cloud_learner.buffer.control import arrival_lag, is_recovery, marked_actor
 from cloud_learner.buffer.lerobot.resampling import Steps
 from wire.errors import ConfigError
 from wire.messages.gateway import ACTORS, Segment
@@ -58,6 +58,7 @@ def steps_of(
         truncated=truncated,
         frame_times_ns=np.stack(seen, 1) if seen else np.zeros((len(tick), 0), np.int64),
         row=tick,
+        recovery=is_recovery(np.concatenate([marked_actor(segment) for segment in segments])),
     ), frames
 
 

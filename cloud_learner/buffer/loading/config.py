@@ -11,8 +11,8 @@ from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
 _NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0), ("n_step", 0))
-_MEMORY = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target", "samples_per_insert")
-"""settings that other plans may follow with"""
+_FREE = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target", "samples_per_insert", "rank", "world")
+"""settings that plans may go on with when they are others; of `until_row` a sampler's state says what was there"""
 
 
 class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_echo: float = 8.0
     """echo is raised up to this while loading is what the trainer waits for"""
     samples_per_insert: float = 0.0
-    """at most so many steps drawn by all ranks for each recorded one (`ReplayDataset.ahead_of_data`); 0: any number"""
+    """at most so many steps drawn for each recorded one (`ReplayDataset.ahead_of_data`); 0: any number"""
     validation: float = 0.0
     """share of the episodes that are held out, by `segment_index.on_side`: the same ones for everybody and for good"""
     held_out: bool = False
@@ -63,7 +63,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """draw from nothing that was committed after this ledger row, such as that of a snapshot; 0: from all"""
     rank: int = 0
     world: int = 1
-    """each rank draws from its own episodes of a task and source, or all from all while one has none to learn from"""
+    """so many ranks share each batch, and this one brings its rows of it: what is drawn is the same for any number"""
     workers: int = 0
     """loading threads; 0 loads in the thread that gathers"""
     prefetch: int = 2
@@ -75,6 +75,11 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, least in (("batch", 1), ("horizon", 1), ("ticks_per_frame", 1), *_NOT_NEGATIVE):
             if getattr(self, name) < least:
                 raise ConfigError(f"dataset: {name} is {getattr(self, name)}; at least {least} is needed.")
+        if not 0 <= self.rank < self.world or self.batch % self.world:
+            raise ConfigError(
+                f"dataset: rank {self.rank} of {self.world}, counted from 0, has no even share of a batch of "
+                f"{self.batch}; give another batch."
+            )
         if not 0 <= self.offset_share <= 1:
             raise ConfigError(f"dataset: offset_share {self.offset_share} must be from 0 to 1.")
         if self.lead <= self.prefetch:
@@ -95,6 +100,11 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"dataset: seed {self.seed} must be in [0, 2**63).")
 
+    def own_rows(self, batch: int) -> slice:
+        """Of a batch of so many."""
+        count = batch // self.world
+        return slice(self.rank * count, (self.rank + 1) * count)
+
     @property
     def lookahead(self) -> int:
         """How many steps after the one that saw its frames a window may need."""
@@ -102,7 +112,7 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self) -> dict[str, object]:
         """JSON-able: what a plan depends on; plans of other settings mean other steps."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in _MEMORY}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in (*_FREE, "until_row")}
         return msgspec.json.decode(msgspec.json.encode({**values, "tasks": list(self.tasks)}))
 
 

@@ -70,8 +70,7 @@ class ReplayDataset:
                 f"{spec.state_dim}; use the `rolled` of its motion."
             )
         self.config = config
-        shares = config.rank, config.world, config.validation, config.held_out, config.until_row
-        self.universe = SegmentIndex(tuple(config.tasks), *shares)
+        self.universe = SegmentIndex(tuple(config.tasks), config.validation, config.held_out, config.until_row)
         self._ledger, self._store, self._spec = ledger, store, spec
         self._layout = Layout(spec, config)
         self._frames = FrameCache(self._layout.shapes, config.cache_bytes)
@@ -95,7 +94,7 @@ class ReplayDataset:
         """in memory for what was pending at the last stop: leaves with the next plan"""
         self._drawn: set[int] = set()
         self._batches = self._sampled = self._recorded = 0
-        """batches of this rank; steps that all ranks drew, and that were recorded"""
+        """batches; steps that were drawn, and that were recorded"""
         self._counted_from = (0, 0)
         """what `_sampled` and `_recorded` were when `ahead_of_data` began to count"""
         self._labelled = 0
@@ -154,7 +153,7 @@ class ReplayDataset:
 
     @property
     def eligible_steps(self) -> int:
-        """Steps at which a window may begin."""
+        """Steps at which a window may begin, base data aside."""
         return self.sampler.stats.eligible_steps
 
     @property
@@ -169,8 +168,10 @@ class ReplayDataset:
         self._counted_from = self._sampled, self._recorded
 
     def finished(self, source: str) -> int:
-        """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment."""
-        return self.universe.finished(source == "demonstration")
+        """Episodes of that source, 'online' or 'demonstration', that are committed from their first to last segment;
+        base data aside."""
+        base = [number for number, task in enumerate(self.config.tasks) if task in self.config.target.mix.base]
+        return self.universe.finished(source == "demonstration", base)
 
     def examples(self, steps: int = 100_000) -> NormalizationData:
         """States and chunks to fit a normalisation to: `normalization.read_examples`, whose errors it raises."""
@@ -196,7 +197,7 @@ class ReplayDataset:
             self._pending.popleft()
             if batch is not None:
                 self._batches += 1
-                self._sampled += self.config.batch * self.config.ticks_per_frame * self.config.world
+                self._sampled += self.config.batch * self.config.ticks_per_frame
                 self._drawn.update(np.unique(batch["episode"]).tolist())  # type: ignore[call-overload]
                 return batch
         raise CorruptDataError(
@@ -260,9 +261,9 @@ class ReplayDataset:
     def restore(self, state: Mapping[str, Any]) -> bool:
         """Go on where `state` was taken, on a new dataset with the same config, instead of its first `refresh`.
 
-        The same batches follow as would have there; False if others do, since segments were pruned or damaged, labels
-        that the target goes by changed, or there are more or fewer ranks. Raises `InvalidDataError` for a state that
-        does not fit, `StorageError` if the ledger cannot be read.
+        The same batches follow as would have there, however many ranks share them now; False if others do, since
+        segments were pruned or damaged, or labels that the target goes by changed. Raises `InvalidDataError` for a
+        state that does not fit, `StorageError` if the ledger cannot be read.
         """
         try:
             saved = msgspec.convert(dict(state), DatasetState)
@@ -270,9 +271,7 @@ class ReplayDataset:
         except (msgspec.ValidationError, ValueError) as error:
             raise InvalidDataError(f"dataset: the state cannot be read ({error}); begin anew without it.") from error
         ours = self.config.settings()
-        ranks = {name: saved.settings.get(name) for name in ("rank", "world")}
-        same_ranks = ranks == {name: ours[name] for name in ranks}
-        for name in sorted({**ours, **saved.settings}.keys() - ranks.keys()):
+        for name in sorted({**ours, **saved.settings}):
             if saved.settings.get(name) != ours.get(name):
                 raise InvalidDataError(
                     f"dataset: the state was taken with {name} {saved.settings.get(name)}, this one has "
@@ -292,9 +291,6 @@ class ReplayDataset:
             # the segments are known by now: the sampler has to hear of them, for nothing else will tell it
             self.sampler.refresh(self._newest_version())
             raise InvalidDataError(f"dataset: the state of the sampler cannot be used: {error}") from error
-        if not same_ranks:
-            # what was planned there is another rank's by now, and is drawn again in the next epoch
-            return False
         numbers = [self.universe.find(each["segment"]) for each in draws]
         for position, (pending, each) in enumerate(zip(saved.pending, draws, strict=True)):
             mine = np.unique(numbers[position][numbers[position] >= 0])

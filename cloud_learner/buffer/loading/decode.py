@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import simplejpeg
 
-from cloud_learner.buffer.control import arrival_lag
+from cloud_learner.buffer.control import arrival_lag, marked_actor
 from cloud_learner.buffer.loading.cache import Rows
 from cloud_learner.buffer.loading.layout import AFTER_END, NO_FRAME, TERMINATED, TRUNCATED, UNREADABLE_FRAME, Layout
 from cloud_learner.buffer.store.store import ReadResult
@@ -175,11 +175,11 @@ def records_of(
     own = found[: segment.steps]
     source = int(segment.episode.source == "demonstration")
     own["state"], own["executed"] = segment.state, segment.executed
-    own["reward"], own["actor"], own["version"] = segment.reward, segment.actor, segment.version
+    own["reward"], own["actor"], own["version"] = segment.reward, marked_actor(segment), segment.version
     own["delay"] = segment.delay_ticks
     own["end"] = np.where(segment.terminated, TERMINATED, np.where(segment.truncated, TRUNCATED, 0))
-    own["continues"] = layout.continues[source, segment.actor]
-    own["eligible"] = layout.starts[source, segment.actor]
+    own["continues"] = layout.continues[source, own["actor"]]
+    own["eligible"] = layout.starts[source, own["actor"]]
     if newest_version is not None:
         own["arrival_lag"] = arrival_lag(segment.version, newest_version)
         if (bound := layout.config.target.leaves_out_stale) is not None:

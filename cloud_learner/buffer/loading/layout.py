@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cloud_learner.buffer.control import RECOVERY
 from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.sampling.target import StepFilter
 from wire.messages.gateway import ACTORS
@@ -32,7 +33,7 @@ class Layout:
         """index into `shapes` by camera"""
         self.state_dim, self.action_dim, self.period_ns = spec.state_dim, spec.action_dim, spec.period_ns
         self.starts, self.continues = _table(config.target.starts), _table(config.target.continues)
-        """bool[demonstration, actor]: whether a window may begin at such a step; whether it may go on over it"""
+        """bool[demonstration, marked actor]: whether a window may begin at such a step; whether it may go on over it"""
         self.record = np.dtype(
             [
                 ("state", np.float32, (self.state_dim,)),
@@ -92,5 +93,5 @@ class Layout:
 
 
 def _table(predicate: StepFilter) -> np.ndarray:
-    actors = np.arange(len(ACTORS), dtype=np.uint8)
+    actors = np.arange(RECOVERY + len(ACTORS), dtype=np.uint8)
     return np.array([np.broadcast_to(predicate(actors, part), len(actors)) for part in (False, True)], bool)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.buffer.loading.windows import Batch
-from cloud_learner.buffer.sampling.budget import apportion
+from cloud_learner.buffer.sampling.shares import apportion
 from wire.errors import ConfigError, InvalidDataError
 
 
@@ -36,8 +36,11 @@ class DatasetMixture:
     @property
     def shares(self) -> dict[str, float]:
         """Of the batches from now on, by name; 0 for who has no data. They sum to 1 unless that is nobody."""
-        there = {name: self._shares[name] * (dataset.eligible_steps > 0) for name, dataset in self.datasets.items()}
+        there = {name: self._shares[name] * self._takes_part(name) for name in self.datasets}
         return {name: share / (sum(there.values()) or 1.0) for name, share in there.items()}
+
+    def _takes_part(self, name: str) -> bool:
+        return self.datasets[name].eligible_steps > 0
 
     def next(self) -> tuple[str, Batch]:
         """The name of the dataset whose turn it is, and its next batch. Over any number of batches each gets its share
@@ -56,16 +59,17 @@ class DatasetMixture:
     def state(self) -> dict[str, Any]:
         """JSON-able: what `restore` needs to go on with the batch after the last one."""
         states = {name: dataset.state() for name, dataset in self.datasets.items()}
-        return {"credit": self._credit.tolist(), "datasets": states}
+        return {"credit": dict(zip(self.datasets, self._credit.tolist(), strict=True)), "datasets": states}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """As `ReplayDataset.restore`, of each; False if any goes on with other batches.
+        """As `ReplayDataset.restore`, of each; False if any goes on with other batches. A dataset that was not there
+        yet begins anew.
 
-        Raises `InvalidDataError` for a state of other datasets.
+        Raises `InvalidDataError` for a state that also has others.
         """
-        states = state.get("datasets", {})
-        if states.keys() != self.datasets.keys():
+        states, credit = state.get("datasets", {}), state.get("credit", {})
+        if not states or not states.keys() <= self.datasets.keys() or credit.keys() != states.keys():
             raise InvalidDataError(f"mixture: the state is of {sorted(states)}, these are {sorted(self.datasets)}.")
-        self._credit = np.array(state["credit"])
-        same = [dataset.restore(states[name]) for name, dataset in self.datasets.items()]
+        self._credit = np.array([credit.get(name, 0.0) for name in self.datasets])
+        same = [self.datasets[name].restore(one) for name, one in states.items()]
         return all(same)

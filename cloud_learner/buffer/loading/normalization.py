@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from cloud_learner.buffer.control import marked_actor
 from cloud_learner.buffer.loading.decode import Read
 from cloud_learner.buffer.loading.layout import Layout
 from policies.interface.policy import NormalizationData
@@ -36,7 +37,7 @@ def read_examples(
                 "of the gateway's machine: wait until it seals them, or run `vla-fleet buffer compact` there."
             )
         for segment in found.segments.values():
-            imitable = layout.starts[int(segment.episode.source == "demonstration"), segment.actor]
+            imitable = layout.starts[int(segment.episode.source == "demonstration"), marked_actor(segment)]
             states.append(segment.state[imitable])
             if len(imitable) < horizon:
                 continue

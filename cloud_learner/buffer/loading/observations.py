@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 
+from cloud_learner.buffer.control import by_human
 from cloud_learner.buffer.loading.decode import Read
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from wire.messages.gateway import ACTORS, Segment
-from wire.types import Actor, Frame, Observation, RobotSpec
+from wire.messages.gateway import Segment
+from wire.types import Frame, Observation, RobotSpec
 
-_TEACHERS = [ACTORS.index(Actor.human), ACTORS.index(Actor.script)]
 _GOLDEN = 0.6180339887
 
 
@@ -34,7 +34,7 @@ def choose_rows(index: SegmentIndex, count: int, draw: int = 0) -> list[int]:
     usable = ~index.gone & (index.steps > 0)
     usable[index.left_out] = False
     taught = index.demonstration.copy()
-    taught[index.run_segment[np.isin(index.run_actor, _TEACHERS)]] = True
+    taught[index.run_segment[by_human(index.run_actor)]] = True
     shown = np.flatnonzero(usable & taught)
     able = shown if len(shown) else np.flatnonzero(usable)
     share = (np.arange(count) + (0.5 + draw * _GOLDEN) % 1) / max(1, count)
@@ -65,7 +65,7 @@ def _first(segment: Segment, spec: RobotSpec, instructions: Mapping[str, str]) -
         there &= np.isin(segment.frame_times_ns[camera.name], segment.frames[camera.name].times_ns)
     if not there.any():
         return None
-    taught = np.isin(segment.actor, _TEACHERS)
+    taught = by_human(segment.actor)
     step, images = int(np.argmax(there & taught if (there & taught).any() else there)), {}
     for camera in spec.cameras:
         brought, time_ns = segment.frames[camera.name], int(segment.frame_times_ns[camera.name][step])

@@ -23,6 +23,7 @@ A batch is a dict of:
 | `arrival_lag` | int32[b] | with a `staleness` of the target: how many versions ago it was when the step arrived |
 | `probability` | float64[b] | of drawing the step whose frames are shown, by the target when it was planned |
 | `actor` | uint8[b] | who acted, index into `wire.messages.gateway.ACTORS` |
+| `recovery` | bool[b] | whoever acted only brought the robot back |
 | `delay` | int16[b] | measured inference delay in ticks, -1 when none |
 | `seen_state` | float32[b, ds] | with an offset: as it was at the step drawn, when the frames were seen |
 | `frame_age` | float32[b] | ticks between the oldest of the frames seen and the first action; delta without cameras |
@@ -62,6 +63,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cloud_learner.buffer.control import actor_index, is_recovery
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.layout import TERMINATED, TRUNCATED, Layout
 from cloud_learner.buffer.sampling.target import Moment, StepRuns
@@ -131,25 +133,31 @@ class WindowReader:
     def gather(
         self, draws: np.ndarray, rows: np.ndarray, slot: BatchSlot, rng: np.random.Generator, newest_version: int
     ) -> Batch:
-        """The windows of DRAW[b] that begin at the int64[b] `rows` of the step cache; the arrays lie in `slot`."""
+        """The windows of DRAW[b] that begin at the int64[b] `rows` of the step cache; the arrays lie in `slot`.
+
+        Of several ranks that share the batch, this one's. What is random is drawn for all of them, so that it does not
+        matter how many there are.
+        """
         config, columns, instructions = self._config, self._pool.columns, tuple(self._config.tasks.values())
         target = config.target
         # what weighs nothing for its lag is no step to choose from in the first place
         uneven = target.factors or (target.staleness and target.staleness.weight)
         weigh = self._weigh(draws, newest_version) if uneven else None
+        seen = self._spread(rows, draws["offset"], rng, weigh) if config.ticks_per_frame > 1 else rows
+        delta = self._postpone(seen, draws["online"], rng, weigh) if config.max_offset else np.zeros_like(seen)
+        index = rng.integers(0, np.clip(columns["run"][seen + delta], 1, config.horizon)) if config.later else delta
+        own = config.own_rows(len(rows))
+        draws, rows, seen, delta, index = draws[own], rows[own], seen[own], delta[own], index[own]
         batch: Batch = {"images": self._images("images/", rows, slot)}
         batch["instructions"] = [instructions[number] for number in draws["task"].tolist()]
         for name in ("task", "outcome", "online", "episode", "probability"):
             batch[name] = slot.put(name, draws[name])
-        seen, offset, return_after = rows, draws["offset"], draws["return_after"]
-        tick = draws["first_tick"] + offset
+        return_after, tick = draws["return_after"], draws["first_tick"] + draws["offset"]
         if config.ticks_per_frame > 1:
-            seen = self._spread(rows, offset, rng, weigh)
             return_after = return_after[:, None]
             tick = tick[:, None] + (seen - rows[:, None])
         start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
         if config.max_offset:
-            delta = self._postpone(seen, draws["online"], rng, weigh)
             start, tick, age = seen + delta, tick + delta, age + delta
             # the step may lie behind its segment's end, where no sum is known
             passed = np.arange(config.max_offset)
@@ -171,8 +179,10 @@ class WindowReader:
             batch[name] = slot.put(name, (end == code) & ~pad)
         reach = np.minimum(np.array(config.ticks_ahead, np.int64), np.maximum(run[..., None] - 1, 0))
         batch["ahead"] = slot.take("ahead", columns["state"], start[..., None] + reach)
-        for name in ("state", "version", "actor", "delay"):
+        for name in ("state", "version", "delay"):
             batch[name] = slot.take(name, columns[name], start)
+        batch["actor"] = slot.put("actor", actor_index(columns["actor"][start]))
+        batch["recovery"] = slot.put("recovery", is_recovery(columns["actor"][start]))
         self._hold(batch["state"], seen)
         batch["lag"] = slot.put("lag", newest_version - columns["version"][start])
         if target.staleness:
@@ -185,7 +195,6 @@ class WindowReader:
         if config.n_step:
             self._add_transition(batch, rows, start, slot)
         if config.later:
-            index = rng.integers(0, np.clip(run, 1, config.horizon))
             batch["later_index"] = slot.put("later_index", index)
             batch["later_state"] = slot.take("later_state", columns["state"], start + index)
         if config.history:

@@ -6,7 +6,7 @@ A new shard is written and committed before the old one goes, so a segment alway
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 
@@ -31,17 +31,22 @@ class Compacted(msgspec.Struct, frozen=True):
     """of the shards that went, less those that were written; `compact` says it"""
 
 
-def compact(store: SegmentStore, now_ns: int, *, wait_s: float = 30) -> Compacted:
+def compact(
+    store: SegmentStore, now_ns: int, *, wait_s: float = 30, progress: Callable[[int, int], None] | None = None
+) -> Compacted:
     """Seal what is ripe, write what is left of mostly forgotten shards and of small ones together, drop the old ones.
 
-    One shard at a time, between which others may be at work. Raises `StorageError` when somebody else is at work for
-    longer than `wait_s`, and whatever writing may raise.
+    One shard at a time, between which others may be at work. `progress(shards, of)`: so many went, of so many at most.
+    Raises `StorageError` when somebody else is at work for longer than `wait_s`, and whatever writing may raise.
     """
     seal(store, now_ns, wait_s=wait_s)
     stuck: Stuck = set()
     read, written, before = 0, 0, _stored_bytes(store.ledger)
+    most = len(_sparse(store.ledger))
     while (more := compact_one(store, now_ns, stuck, wait_s=wait_s)) is not None:
         read, written = read + more.read_shards, written + more.written_shards
+        if progress is not None:
+            progress(read, max(most, read))
     drop_dead(store, wait_s=wait_s)
     return Compacted(read, written, before - _stored_bytes(store.ledger))
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.files import room_warning
-from cloud_learner.buffer.ledger.rows import LagRow, SegmentRow
+from cloud_learner.buffer.ledger.rows import LagRow, PartTotals, SegmentRow
 from cloud_learner.buffer.store.store import SegmentStore
 
 
@@ -35,6 +35,8 @@ class Stats(msgspec.Struct, frozen=True):
     segments: int
     steps: int
     human_steps: int
+    parts: PartTotals
+    """of the human steps of those that practise"""
     pruned_episodes: int
     damaged_segments: int
     journal_segments: int
@@ -74,6 +76,7 @@ def collect(store: SegmentStore) -> Stats:
         segments=totals.segments,
         steps=sum(share.steps for share in shares),
         human_steps=sum(share.human_steps for share in shares),
+        parts=ledger.parts(),
         pruned_episodes=ledger.pruned_episodes(),
         damaged_segments=ledger.damaged_segments(),
         journal_segments=waiting.segments,
@@ -102,6 +105,8 @@ def render(stats: Stats) -> str:
         "",
         f"{stats.episodes:,} episodes, {stats.steps:,} steps of {stats.robots} robots; {stats.pruned_episodes:,} "
         f"episodes were forgotten, {stats.damaged_segments:,} segments are damaged.",
+        f"In place of the policy: {stats.parts.recoveries:,} recoveries of {stats.parts.recovery_steps:,} steps, and "
+        f"{stats.parts.correction_steps:,} steps of corrections.",
         f"{stats.shards:,} shards of {stats.shard_bytes / 1e6:,.1f} MB ({stats.live_share:.0%} live), journal "
         f"{stats.journal_bytes / 1e6:,.1f} MB in {stats.journal_segments:,} segments; "
         f"{stats.bytes_per_step:,.0f} bytes a step.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
 import msgspec
 
@@ -29,22 +29,28 @@ class VerifyFinding(msgspec.Struct, frozen=True):
     """the ledger row of the segment it is about, if it is about one"""
 
 
-def verify(store: SegmentStore, repair: bool = False) -> Iterator[VerifyFinding]:
+def verify(
+    store: SegmentStore, repair: bool = False, *, progress: Callable[[int, int], None] | None = None
+) -> Iterator[VerifyFinding]:
     """Compare the object of every shard, and every record of the journal, with the SHA-256 in the ledger.
 
     Where an object differs, every segment in the shard is read and compared, so that only those are named that are hit.
     With `repair` those are marked, so that readers leave them out; a copy of what is damaged goes to
     `quarantine/`, and what is whole is written into another shard. Others seal and prune meanwhile: only what is found
-    damaged is looked at again, and repaired, alone. Raises `StorageError` when somebody else is at work for long then.
+    damaged is looked at again, and repaired, alone. `progress(shards, of)` is called after each shard. Raises
+    `StorageError` when somebody else is at work for long then.
     """
     listed = set(store.objects.list())
     known = {MARK, *(f"{WEIGHTS}{version.path}" for version in store.ledger.versions())}
-    for shard in store.ledger.shards():
+    shards = store.ledger.shards()
+    for number, shard in enumerate(shards, 1):
         known.update(metadata(store.spec(shard.spec_hash)))
         known.add(shard_key(shard.spec_hash, shard.number))
         # in a shard that nothing lives in any more, nothing can be lost
         if shard.state == "sealed" and shard.live_segments:
             yield from _verify_shard(store, shard, repair)
+        if progress is not None:
+            progress(number, len(shards))
     yield from _verify_metadata(store, {shard.spec_hash for shard in store.ledger.shards()}, repair)
     yield from _verify_journal(store, repair)
     for key in sorted(listed - known):

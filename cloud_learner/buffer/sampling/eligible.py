@@ -30,20 +30,15 @@ class EligibleSteps:
         self.segments = 0
         """how many of the index's, the first ones, are known"""
         self.content = 0
-        """checksum of the ledger rows that are known and there, and of whom they were dealt to"""
+        """checksum of the ledger rows that are known and there"""
         self.rollouts = self.stale = 0
-        """steps that are there, whoever has them: what the policy did by itself, and of that what is stale by the
+        """steps that are there: what the policy did by itself, and of that what is stale by the
         target's `staleness`"""
         self._by_version = any(factor.by_version for factor in target.factors)
         self._label = Growing(np.float32)
         """of the segments known, the labels that their weights were taken with; empty if the target goes by none"""
         self._weight, self._target_weight = Growing(np.float64), Growing(np.float64)
         self._bound = RobotBound(2 * len(index.tasks))
-        self.split: np.ndarray = np.full(2 * len(index.tasks), index.world == 1)
-        """bool[strata]: whether each rank draws from its own episodes only; `_deal` says when"""
-        # runs that may be drawn by whoever has them, and how many of them each rank has of a stratum
-        self._positive = Growing(np.bool_)
-        self._counts = np.zeros((len(self.split), index.world), np.int64)
         self._cost_of, self._cost = cost, Growing(np.int64)
         self._forgotten = 0
         """how many of `index.forgotten` are known"""
@@ -52,7 +47,7 @@ class EligibleSteps:
 
     @property
     def weight(self) -> np.ndarray:
-        """float64[runs known] of each step, 0 where this rank may draw none"""
+        """float64[runs known] of each step, 0 where none may be drawn"""
         return self._weight.all
 
     @property
@@ -80,12 +75,10 @@ class EligibleSteps:
         left, self._forgotten = left[left < before], len(index.forgotten)
         self._measure(came)
         for sign, segments in ((1, came[~index.gone[came]]), (-1, left)):
-            dealt = index.row[segments] * index.world + index.ranks(segments)
-            self.content = (self.content + sign * int(_mixed(dealt).sum())) % 2**62
+            self.content = (self.content + sign * int(_mixed(index.row[segments]).sum())) % 2**62
             self._count_rollouts(sign, index.runs_of(segments))
         self._weight.append(np.zeros(runs - known))
         self._target_weight.append(np.zeros(runs - known))
-        self._positive.append(np.zeros(runs - known, bool))
         may_differ = [runs_came, index.runs_of(np.sort(left))]
         # what a person discarded is drawn no more, whatever the target says of outcomes
         ends = np.concatenate([came, left])
@@ -101,8 +94,6 @@ class EligibleSteps:
             some = np.unique(some)
         some = self._weigh(some, self.weights_at(some, watermark, newest_version))
         weight = self._bounded(some)
-        if index.world > 1:
-            some, weight = self._deal(some, weight)
         differs = weight != self.weight[some]
         self.weight[some[differs]] = weight[differs]
         return runs_came, some[differs]
@@ -110,8 +101,8 @@ class EligibleSteps:
     def weights_at(
         self, runs: np.ndarray, watermark: int, newest_version: int, label: np.ndarray | None = None
     ) -> np.ndarray:
-        """float64[k] of each step of int64[k] `runs` as they were at a moment, for whoever has them, by the target: not
-        bounded by robot; 0 if gone.
+        """float64[k] of each step of int64[k] `runs` as they were at a moment, by the target: not bounded by robot, and
+        0 if gone.
 
         `label`: float32[k] that they had then, without it the index's.
         """
@@ -160,27 +151,6 @@ class EligibleSteps:
     def strata(self, segments: np.ndarray) -> np.ndarray:
         """int64[k] stratum of each of int64[k] segments: 2 * task + online."""
         return 2 * self.index.task[segments].astype(np.int64) + self.index.online[segments]
-
-    def _deal(self, runs: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Runs whose weight for this rank may differ, and float64 those weights, where growing `runs` have `weight`.
-
-        Each rank draws from its own episodes of a stratum; while one has nothing there, all draw from all of it. So no
-        rank is without data while others have some, and all agree, each from what it knows.
-        """
-        index, positive = self.index, weight > 0
-        turned = positive != self._positive.all[runs]
-        segment = index.run_segment[runs[turned]]
-        np.add.at(self._counts, (self.strata(segment), index.ranks(segment)), np.where(positive[turned], 1, -1))
-        self._positive.all[runs] = positive
-        split = self._counts.min(1) > 0
-        if (split != self.split).any():
-            # seldom: what others have of these strata comes or goes
-            of = self.strata(index.run_segment[: len(self.weight)])
-            runs = np.union1d(runs, np.flatnonzero((split != self.split)[of]))
-            weight = self._bounded(runs)
-            self.split = split
-        segment = index.run_segment[runs]
-        return runs, np.where(split[self.strata(segment)] & (index.ranks(segment) != index.rank), 0.0, weight)
 
     def may_be_drawn(self, segments: np.ndarray) -> np.ndarray:
         """bool[k]: whether any step of each of int64[k] growing segments may be."""

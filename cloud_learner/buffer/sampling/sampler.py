@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cloud_learner.buffer.sampling.budget import allot, apportion
 from cloud_learner.buffer.sampling.eligible import Cost, EligibleSteps
 from cloud_learner.buffer.sampling.memory import LoadedSegments
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.shares import Losses, allot, apportion, strata_shares
 from cloud_learner.buffer.sampling.stratum import Stratum, StratumState
-from cloud_learner.buffer.sampling.target import Losses, OnlineShare, SamplingDistribution, strata_shares
+from cloud_learner.buffer.sampling.target import SamplingDistribution
 from cloud_learner.buffer.sampling.visit import generator
 from wire.errors import ConfigError, InvalidDataError, suggest
 
@@ -59,7 +59,7 @@ class SamplerStats(msgspec.Struct, frozen=True):
     """What a sampler is doing."""
 
     eligible_steps: int
-    """that may begin a window"""
+    """that may begin a window, base data aside"""
     loaded_bytes: int
     """by `cost`, after the last plan"""
     whole_strata: int
@@ -124,10 +124,8 @@ class Sampler:
                 )
         self._index, self._target, self._cost = index, target, cost
         self._budget, self._batch, self._seed, self.echo = budget_bytes, batch, seed, echo
-        adaptive = target.mix.online
-        self._losses = Losses(adaptive) if isinstance(adaptive, OnlineShare) else None
-        # ranks that draw from the same data must not draw the same
-        self._stream = seed + (index.rank << 64)
+        adaptive = target.mix.follows_losses
+        self._losses = Losses(adaptive) if adaptive is not None else None
         self._number = self._repeated = 0
         self._reset()
         self.refresh(newest_version)
@@ -136,7 +134,7 @@ class Sampler:
         self._memory = LoadedSegments()
         self._known = EligibleSteps(self._index, self._target, self._cost)
         self._strata = [
-            Stratum(number, self._known, self._memory, self._stream) for number in range(2 * len(self._index.tasks))
+            Stratum(number, self._known, self._memory, self._seed) for number in range(2 * len(self._index.tasks))
         ]
         """number 2 * task + online"""
         self._mass: np.ndarray = np.zeros((len(self._index.tasks), 2))
@@ -165,7 +163,7 @@ class Sampler:
         self._refused = False
 
     def note(self, task: str, online: bool, loss: float) -> None:
-        """A loss of one update on that part of the data, for `OnlineShare`; other mixes have no use for it.
+        """A loss of one update on that part of the data, for a mix that follows losses; others have no use for it.
 
         Raises `InvalidDataError` for a loss that is no number.
         """
@@ -226,7 +224,7 @@ class Sampler:
         parts, each = self._parts(shares)
         draws, credit = apportion(self._batch, parts.ravel(), self._credit.ravel())
         self._credit = credit.reshape(parts.shape)
-        rng = generator(self._stream, 1, self._number)
+        rng = generator(self._seed, 1, self._number)
         runs, offsets = self._draw(draws.reshape(parts.shape), rng)
         order = rng.permutation(self._batch)
         segments = self._index.run_segment[runs[order]]
@@ -354,7 +352,6 @@ class Sampler:
     def _settings(self) -> dict[str, Any]:
         return {
             "tasks": list(self._index.tasks),
-            "ranks": [self._index.rank, self._index.world],
             "budget": self._budget,
             "batch": self._batch,
             "seed": self._seed,
@@ -364,7 +361,11 @@ class Sampler:
     @property
     def stats(self) -> SamplerStats:
         return SamplerStats(
-            eligible_steps=sum(stratum.steps for stratum in self._strata),
+            eligible_steps=sum(
+                stratum.steps
+                for number, stratum in enumerate(self._strata)
+                if self._index.tasks[number // 2] not in self._target.mix.base
+            ),
             loaded_bytes=self._memory.bytes,
             whole_strata=sum(stratum.sweep is None and stratum.masses()[1] > 0 for stratum in self._strata),
             sweeping_strata=sum(stratum.sweep is not None for stratum in self._strata),

@@ -1,13 +1,13 @@
 """Every segment that may be learned from, as flat arrays: what the planner draws from and the loader looks up.
 
 A *segment number* s is the position here (0 to n - 1, in the order of ledger rows); it never changes while the process
-lives. A *run* is a stretch of steps of one segment with the same actor and policy version.
+lives. A *run* is a stretch of steps of one segment with the same actor, marked if it recovers, and policy version.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, get_origin, get_type_hints
 
 import numpy as np
@@ -34,8 +34,7 @@ class SegmentIndex:
     """Grows with the ledger. Its arrays are read-only views: take them again after `extend`.
 
     Left out: evaluation episodes (held-out seeds stay held out), tasks that were not asked for, and the episodes of a
-    validation share. Where several ranks share one buffer, each knows all of it, and episodes are dealt: of each
-    `world` episodes of a task and source that follow each other, every rank gets one. Not for several threads at once.
+    validation share. Not for several threads at once.
     """
 
     row: Annotated[np.ndarray, np.int64]
@@ -90,22 +89,17 @@ class SegmentIndex:
     def __init__(
         self,
         tasks: tuple[str, ...],
-        rank: int = 0,
-        world: int = 1,
         validation: float = 0.0,
         held_out: bool = False,
         until_row: int = 0,
     ) -> None:
         """`tasks` in the order that `task` counts. A share `validation` of the episodes is left out, or with `held_out`
-        all others; so is what came after `until_row`, if it is not 0. Raises `ConfigError` for no task, one twice, or a
-        wrong rank.
+        all others; so is what came after `until_row`, if it is not 0. Raises `ConfigError` for no task or one twice.
         """
         self._validation, self._held_out, self._until = validation, held_out, until_row or 2**63 - 1
         if not tasks or len(set(tasks)) != len(tasks):
             raise ConfigError(f"universe: tasks {tasks} must be at least one, each once.")
-        if not 0 <= rank < world:
-            raise ConfigError(f"universe: rank {rank} is not one of {world} ranks, counted from 0.")
-        self.tasks, self.rank, self.world = tuple(tasks), rank, world
+        self.tasks = tuple(tasks)
         self.watermark = 0
         """newest ledger row looked at, also those left out: pass it to `ledger.index(after=...)`"""
         columns = get_type_hints(type(self), include_extras=True).items()
@@ -120,7 +114,6 @@ class SegmentIndex:
             "number": Growing(np.int64),
             "task": Growing(np.int32),
             "demonstration": Growing(np.bool_),
-            "rank": Growing(np.int32),
             "robot": Growing(np.int32),
             "outcome": Growing(np.int8),
             # segment number of its last segment, -1 until that is there, and how many there are
@@ -129,8 +122,6 @@ class SegmentIndex:
             # segment number of the one that came last, -1 for none
             "newest": Growing(np.int64),
         }
-        self._to_deal: dict[tuple[int, int], tuple[np.random.Generator, list[int]]] = {}
-        """by task and source, the ranks that get the next episodes of this turn"""
         # by segment number, the one of the same episode that came before it, -1 for none
         self._earlier = Growing(np.int64)
         self._forgotten, self._after = Growing(np.int64), Growing(np.float64)
@@ -206,10 +197,6 @@ class SegmentIndex:
         self._segment["label"].all[segments[differs]] = labels[differs]
         return np.unique(segments[differs])
 
-    def ranks(self, segments: np.ndarray) -> np.ndarray:
-        """int32[k]: whom the episode of each of these int64[k] segments was dealt to."""
-        return self._episode["rank"].all[self.episode[segments]]
-
     def robots(self, segments: np.ndarray) -> np.ndarray:
         """int32[k]: whose each of these int64[k] segments is, in the order of `robot_names`."""
         return self._episode["robot"].all[self.episode[segments]]
@@ -238,10 +225,10 @@ class SegmentIndex:
             self._sum_rewards(end)
         return self._after.all[segments]
 
-    def finished(self, demonstration: bool) -> int:
-        """Episodes that were not discarded of which all segments are here; demonstrations or the others."""
-        last, kept = self._episode["last"].all, self._episode["outcome"].all != DISCARDED
-        ended = np.flatnonzero((last >= 0) & kept & (self._episode["demonstration"].all == demonstration))
+    def finished(self, demonstration: bool, but: Sequence[int] = ()) -> int:
+        """Episodes of tasks `but` these, not discarded, of which all segments are here; demonstrations or others."""
+        last, outcome, kind, task = (self._episode[one].all for one in ("last", "outcome", "demonstration", "task"))
+        ended = np.flatnonzero((last >= 0) & (outcome != DISCARDED) & (kind == demonstration) & ~np.isin(task, but))
         return int((self.index[last[ended]] + 1 == self._episode["segments"].all[ended]).sum())
 
     def members(self, episodes: np.ndarray) -> np.ndarray:
@@ -309,37 +296,27 @@ class SegmentIndex:
     def _dense_numbers(self, numbers: np.ndarray, facts: Mapping[int, EpisodeFacts]) -> np.ndarray:
         """int64[n] dense episode number, -1 for those left out; new episodes are noted."""
         different, inverse = np.unique(numbers, return_inverse=True)
-        new: list[tuple[int, int, int, int, int]] = []
+        new: list[tuple[int, int, int, int]] = []
         for number in different.tolist():
             if number not in self._dense:
                 self._dense[number] = self._new_episode(number, facts[number], new)
         dense = np.array([self._dense[number] for number in different.tolist()], np.int64)
         if new:
-            for name, values in zip(("number", "task", "demonstration", "rank", "robot"), np.array(new).T, strict=True):
+            for name, values in zip(("number", "task", "demonstration", "robot"), np.array(new).T, strict=True):
                 self._episode[name].append(values)
             for name, nothing in (("outcome", -1), ("last", -1), ("segments", 0), ("newest", -1)):
                 self._episode[name].append(np.full(len(new), nothing))
         return dense[inverse]
 
-    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int, int]]) -> int:
+    def _new_episode(self, number: int, facts: EpisodeFacts, new: list[tuple[int, int, int, int]]) -> int:
         if facts.source not in (_ONLINE, _DEMONSTRATION) or facts.task not in self.tasks:
             return -1
         if not on_side(facts.id, self._validation, self._held_out):
             return -1
         kind = self.tasks.index(facts.task), int(facts.source == _DEMONSTRATION)
         whose = self.robot_names.setdefault(facts.robot, len(self.robot_names))
-        new.append((number, *kind, self._deal(kind) if self.world > 1 else 0, whose))
+        new.append((number, *kind, whose))
         return len(self.episode_numbers) + len(new) - 1
-
-    def _deal(self, kind: tuple[int, int]) -> int:
-        if kind not in self._to_deal:
-            # what is left over of each kind must not be the same rank's
-            self._to_deal[kind] = np.random.default_rng(kind), []
-        rng, ranks = self._to_deal[kind]
-        if not ranks:
-            # robots that take turns must not end up with one rank each
-            ranks += rng.permutation(self.world).tolist()
-        return ranks.pop()
 
     def _append_runs(self, index: SegmentColumns, wanted: np.ndarray, added: np.ndarray) -> None:
         offsets, runs = np.asarray(index.run_offsets), np.asarray(index.runs)

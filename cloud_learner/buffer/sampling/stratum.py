@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 import numpy as np
 
@@ -13,7 +11,6 @@ from cloud_learner.buffer.sampling.memory import LoadedSegments
 from cloud_learner.buffer.sampling.sweep import Sweep, SweepState
 from cloud_learner.buffer.sampling.tree import Tree
 
-log = logging.getLogger(__name__)
 _BESIDE = 4
 """such a part of a stratum's bytes is for what is held beside its sweep, before it joins the epoch"""
 _BELOW_ALL = 1 - 1e-12
@@ -55,8 +52,6 @@ class Stratum:
         """int64 segments whose weights changed since `refresh`"""
         self._appeared: list[np.ndarray] = []
         """those of them that could not be drawn from before"""
-        self._told = False
-        """whether the log said that all ranks draw from all of it"""
 
     @property
     def joined(self) -> int:
@@ -65,8 +60,8 @@ class Stratum:
 
     @property
     def mass(self) -> float:
-        """Sum of the weights of this rank's steps; a rank's part of it where all ranks draw from all."""
-        return self._mass.total / (1 if self._known.split[self.number] else self._known.index.world)
+        """Sum of the weights of its steps."""
+        return self._mass.total
 
     @property
     def largest(self) -> int:
@@ -114,9 +109,6 @@ class Stratum:
         self.bytes += int(known.cost[segments[is_now]].sum()) - int(known.cost[segments[was]].sum())
         self._changed.append(segments)
         self._appeared.append(segments[is_now & ~was])
-        if self.steps and not (known.split[self.number] or self._told):
-            self._told = True
-            log.info("%s: all ranks draw from all of it until each has something to draw of its own.", self.name)
 
     # --- between batches ------------------------------------------------------------------------------------------
 

@@ -8,26 +8,23 @@ gets, and `Recent` gives a part of every task's draws to what came last.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import DISCARDED, OUTCOMES
-from cloud_learner.buffer.control import HOLD, by_human, rollout_steps
-from wire.errors import ConfigError, InvalidDataError, suggest
+from cloud_learner.buffer.control import HOLD, actor_index, by_human, is_recovery, rollout_steps
+from cloud_learner.buffer.sampling.shares import TaskMix
+from wire.errors import ConfigError, suggest
 from wire.messages.gateway import ACTORS
-
-OFFLINE, ONLINE = 0, 1
-"""column of a stratum in arrays [tasks, 2]"""
 
 
 class StepRuns(msgspec.Struct, frozen=True, eq=False):
     """R runs of steps, as a factor sees them."""
 
     actor: np.ndarray
-    """uint8[R] index into `wire.messages.gateway.ACTORS`"""
+    """uint8[R] marked index into `wire.messages.gateway.ACTORS` (`control.RECOVERY`)"""
     version: np.ndarray
     """int32[R] policy version that acted or was ready to act, 0 when there was none"""
     demonstration: np.ndarray
@@ -58,7 +55,7 @@ class Factor(msgspec.Struct, frozen=True, eq=False):
 
 
 StepFilter = Callable[[np.ndarray, bool | np.ndarray], np.ndarray]
-"""A static predicate of steps: bool[T] of uint8[T] indices into `ACTORS`, and one bool or bool[T]."""
+"""A static predicate of steps: bool[T] of uint8[T] marked indices into `ACTORS`, and one bool or bool[T]."""
 
 
 # --- predicates -------------------------------------------------------------------------------------------------------
@@ -67,6 +64,11 @@ StepFilter = Callable[[np.ndarray, bool | np.ndarray], np.ndarray]
 def imitable_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
     """What HG-DAgger imitates (arXiv 1810.02890): a human or a script; in demonstrations everybody but hold."""
     return by_human(actor) | (np.asarray(demonstration) & (actor != HOLD))
+
+
+def corrected_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
+    """The same without recoveries."""
+    return imitable_steps(actor, demonstration) & ~is_recovery(actor)
 
 
 def acted_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarray:
@@ -80,7 +82,13 @@ def acted_steps(actor: np.ndarray, demonstration: bool | np.ndarray) -> np.ndarr
 def by_actor(weights: Mapping[str, float], other: float = 0.0) -> Factor:
     """A weight by who acted; `other` for those not named. Raises `ConfigError` for a name that is no actor."""
     table = _table("by_actor", weights, ACTORS, other)
-    return Factor(lambda runs, moment: table[runs.actor], by_version=False)
+    return Factor(lambda runs, moment: table[actor_index(runs.actor)], by_version=False)
+
+
+def by_recovery(weight: float) -> Factor:
+    """`weight` of a step by which a person brought the robot back, 1 of all others."""
+    weight = _weight("by_recovery", "recovery", weight)
+    return Factor(lambda runs, moment: np.where(is_recovery(runs.actor), weight, 1.0), by_version=False)
 
 
 def by_outcome(weights: Mapping[str, float], unknown: float = 1.0, other: float = 0.0) -> Factor:
@@ -188,101 +196,6 @@ class StalenessBound(msgspec.Struct, frozen=True):
         return rollout_steps(actor, demonstration) & (lag > self.max_lag)
 
 
-# --- mix --------------------------------------------------------------------------------------------------------------
-
-
-class OnlineShare(msgspec.Struct, frozen=True):
-    """SOP's adaptive share of online data (arXiv 2601.03044): more of what is learned less.
-
-    w_on = e^(a l_on) / (e^(a l_on) + e^(l_off)) with the mean losses of the last `window` updates on either part of the
-    task; 0.5 until there are `at_least` losses of each; clipped to [low, high].
-    """
-
-    a: float = 1.5
-    window: int = 200
-    at_least: int = 10
-    low: float = 0.2
-    high: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.at_least <= self.window and 0 <= self.low <= self.high <= 1 and math.isfinite(self.a)):
-            raise ConfigError(f"online share: {self} needs 1 <= at_least <= window and 0 <= low <= high <= 1.")
-
-
-class Losses:
-    """What `OnlineShare` looks at: the last losses by task and part."""
-
-    def __init__(self, share: OnlineShare) -> None:
-        self._share = share
-        self._last: dict[str, tuple[deque[float], deque[float]]] = {}
-
-    def note(self, task: str, online: bool, loss: float) -> None:
-        """Raises `InvalidDataError` for a loss that is no number, for it would stay in the mean for long."""
-        if not math.isfinite(loss):
-            raise InvalidDataError(f"the loss {loss} of task '{task}' is no number; leave it out, or find out why.")
-        empty: tuple[deque[float], deque[float]] = (deque(maxlen=self._share.window), deque(maxlen=self._share.window))
-        self._last.setdefault(task, empty)[ONLINE if online else OFFLINE].append(float(loss))
-
-    def share(self, task: str) -> float:
-        """Share of online data in a task that has both."""
-        offline, online = self._last.get(task, ((), ()))
-        if min(len(offline), len(online)) < self._share.at_least:
-            return 0.5
-        difference = self._share.a * math.fsum(online) / len(online) - math.fsum(offline) / len(offline)
-        adapted = 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
-        return min(self._share.high, max(self._share.low, adapted))
-
-    def state(self) -> dict[str, list[list[float]]]:
-        """JSON-able."""
-        return {task: [list(part) for part in parts] for task, parts in self._last.items()}
-
-    def restore(self, state: Mapping[str, Sequence[Iterable[float]]]) -> None:
-        """Go on from `state`."""
-        self._last.clear()
-        for task, parts in state.items():
-            for online, losses in enumerate(parts):
-                for loss in losses:
-                    self.note(task, bool(online), loss)
-
-
-class TaskMix(msgspec.Struct, frozen=True):
-    """How much of a batch each task gets, and in it online data. A task without data gives its share to the others."""
-
-    shares: Mapping[str, float] | None = None
-    """by task, in any scale, 0 for tasks not named; None: evenly"""
-    online: float | OnlineShare | None = None
-    """share of online data in a task that has both, 0: never, 1: nothing else; None: by the sums of weights"""
-
-    def __post_init__(self) -> None:
-        for task, share in (self.shares or {}).items():
-            _weight("task mix", task, share)
-        if self.shares is not None and not sum(self.shares.values()) > 0:
-            raise ConfigError("task mix: no task has a share above 0.")
-        if isinstance(self.online, (int, float)) and not 0 <= self.online <= 1:
-            raise ConfigError(f"task mix: the online share {self.online} is not within 0 and 1.")
-
-
-def strata_shares(mix: TaskMix, tasks: tuple[str, ...], mass: np.ndarray, losses: Losses | None) -> np.ndarray:
-    """float64[tasks, 2] probability of each stratum from its sum of weights float64[tasks, 2]; all 0 if none has data.
-
-    Without `losses`, an adaptive online share counts as 0.5.
-    """
-    shares = np.zeros(mass.shape)
-    for number, task in enumerate(tasks):
-        there = mass[number] > 0
-        if mix.online is None:
-            inside = mass[number]
-        else:
-            online = mix.online
-            if isinstance(online, OnlineShare):
-                online = losses.share(task) if losses else 0.5
-            inside = np.array([1 - online, online]) * there
-        if (total := inside.sum()) > 0:
-            share = 1.0 if mix.shares is None else mix.shares.get(task, 0.0)
-            shares[number] = share * inside / total
-    return shares / (shares.sum() or 1.0)
-
-
 class Recent(msgspec.Struct, frozen=True):
     """Prefers what came last. The steps that count as recent stay in memory."""
 
@@ -357,9 +270,17 @@ def imitation(
     factors: tuple[Factor, ...] = (),
     mix: TaskMix = BY_TASK,
     staleness: StalenessBound | None = None,
+    recovery_weight: float = 1.0,
 ) -> SamplingDistribution:
-    """Windows of what people and scripts did: for HG-DAgger and behaviour cloning. None of it is ever stale."""
-    return SamplingDistribution(factors, mix, recent, imitable_steps, imitable_steps, staleness)
+    """Windows of what people and scripts did: for HG-DAgger and behaviour cloning. None of it is ever stale.
+
+    `recovery_weight`: of steps by which a person brought the robot back. With 0 they are in no window, not behind its
+    beginning either.
+    """
+    taught = imitable_steps if recovery_weight else corrected_steps
+    if recovery_weight not in (0, 1):
+        factors = (*factors, by_recovery(recovery_weight))
+    return SamplingDistribution(factors, mix, recent, taught, taught, staleness)
 
 
 def uniform(

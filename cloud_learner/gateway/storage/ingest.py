@@ -23,7 +23,7 @@ from cloud_learner.gateway.storage.histories import EpisodeHistories, HistoryPen
 from cloud_learner.provenance.provenance import Doubt, Provenance, no_teaching
 from wire import codec
 from wire.clock import Clock, MonotonicClock
-from wire.errors import InvalidDataError, StorageError, WireError
+from wire.errors import DiskFullError, InvalidDataError, StorageError, WireError
 from wire.identity.sealing import held_cameras, without_pictures
 from wire.messages.gateway import Segment
 from wire.transport.keys import Teaching
@@ -89,6 +89,8 @@ class IngestResult(msgspec.Struct, frozen=True):
     """of its episode, when that ended with it"""
     fault: bool = False
     """with `retry`: disk, ledger or object store say no to everything, not to this one alone"""
+    disk_full: bool = False
+    """with `fault`: for want of room"""
     latency_s: float = 0.0
     """from the recording of its last step until its commit, when it was stored just now"""
     told: bool = False
@@ -271,7 +273,8 @@ class Ingest:
         pending = isinstance(error, HistoryPendingError)
         level = logging.INFO if pending else logging.ERROR
         log.log(level, "segment %r of robot '%s' cannot be stored now: %s", segment.id, peer, error, exc_info=trace)
-        return IngestResult(IngestOutcome.retry, str(error), fault=isinstance(error, StorageError) and not pending)
+        fault = isinstance(error, StorageError) and not pending
+        return IngestResult(IngestOutcome.retry, str(error), fault=fault, disk_full=isinstance(error, DiskFullError))
 
     def _set_aside(self, received: ReceivedSegment, doubts: tuple[Doubt, ...]) -> IngestResult:
         """Keep apart what is valid and not believed. Raises `StorageError`."""

@@ -78,7 +78,7 @@ class StorageThread(TaskThread):
         ledger: Ledger,
         ingest: Ingest,
         on_answer: Callable[[SegmentAnswer], None],
-        on_fault: Callable[[str], None],
+        on_fault: Callable[[StorageError], None],
         on_step_s: Callable[[float], None],
         seals: SealOpener | None = None,
         offset_ns: Callable[[str], int] = lambda robot: 0,
@@ -301,7 +301,7 @@ class StorageThread(TaskThread):
         self._retry_s = time.monotonic() + self._pause_s
         self._keep([*notes, _PROBE])
         self.hand_back(
-            functools.partial(self._on_fault, str(error)), *(functools.partial(note.failed, error) for _, note in notes)
+            functools.partial(self._on_fault, error), *(functools.partial(note.failed, error) for _, note in notes)
         )
 
     def _keep(self, notes: Sequence[tuple[str, Note]]) -> None:

@@ -38,16 +38,18 @@ class WeightExchange(TaskThread):
         """`root`: the directory of weights. Only stores."""
         super().__init__("weight exchange")
         self.on_arrived: Callable[[PolicyVersion], None] = lambda version: None
-        """called in the loop for a newest version that is here now, of another gateway"""
+        """called in the loop for a version that has come: the newest one, or one that was asked for"""
         self._root, self._ledger, self._objects, self._look_s = root, ledger, objects, look_s
         self._wanted: queue.SimpleQueue[VersionRow] = queue.SimpleQueue()
+        self._asked: dict[int, VersionRow] = {}
+        """by number, until it is here"""
         self._shared: list[int] = []
         """numbers of versions that are there and here, the newest last"""
         self._next_s = 0.0
         self._fault = ""
 
     def fetch(self, row: VersionRow) -> None:
-        """A robot asks for this version, which is not here."""
+        """Somebody is to have this version, which is not here; it may not have been put there yet."""
         self._wanted.put(row)
 
     def pause_s(self) -> float:
@@ -68,18 +70,20 @@ class WeightExchange(TaskThread):
         return False
 
     def _look(self) -> None:
-        asked = {row.version.number: row for row in (self._wanted.get_nowait() for _ in range(self._wanted.qsize()))}
+        for _ in range(self._wanted.qsize()):
+            row = self._wanted.get_nowait()
+            self._asked[row.version.number] = row
+        wanted = dict(self._asked)
         newest = self._ledger.newest_version()
         if newest is not None and newest.version.number not in self._shared:
             if (self._root / newest.path).exists():
                 self._put(newest)
             else:
-                asked.pop(newest.version.number, None)
-                if self._get(newest):
-                    self.hand_back(partial(self.on_arrived, newest.version))
-        for row in asked.values():
-            if not (self._root / row.path).exists():
-                self._get(row)
+                wanted[newest.version.number] = newest
+        for number, row in sorted(wanted.items(), reverse=True):
+            if (self._root / row.path).exists() or self._get(row):
+                self._asked.pop(number, None)
+                self.hand_back(partial(self.on_arrived, row.version))
 
     def _put(self, row: VersionRow) -> None:
         key = f"{WEIGHTS}{row.path}"

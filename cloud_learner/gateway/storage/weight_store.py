@@ -21,11 +21,13 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.gateway.storage.weight_exchange import WeightExchange
+from cloud_learner.gateway.storage.weight_pruning import FetchedVersions, prune_files
 from cloud_learner.gateway.storage.weight_upload import WeightUpload, delta_path, manifest_path
 from wire.errors import (
     CorruptDataError,
     FleetError,
     InvalidDataError,
+    NumberTakenError,
     RejectedError,
     WeightsError,
     storage_error,
@@ -73,7 +75,8 @@ class VersionOffer(NamedTuple):
 
 
 class WeightStore:
-    """The weights directory. Takes one upload at a time: a new `Publish` gives up an unfinished one."""
+    """The weights directory. Takes one upload at a time: a new `Publish` gives up an unfinished one, so that whoever
+    calls lets one trainer publish at a time."""
 
     def __init__(
         self, root: Path, ledger: Ledger, exchange: WeightExchange | None = None, signer: Signer | None = None
@@ -88,6 +91,7 @@ class WeightStore:
         self._rows: OrderedDict[int, VersionRow] = OrderedDict()
         """of the versions that were asked for last: what is committed does not change"""
         self._offers: OrderedDict[int, VersionOffer] = OrderedDict()
+        self._fetched = FetchedVersions()
 
     @classmethod
     def open(
@@ -119,7 +123,7 @@ class WeightStore:
         if (known := self._ledger.version(version.number)) is not None:
             if known.version.sha256 == version.sha256:
                 return known.version
-            raise RejectedError(
+            raise NumberTakenError(
                 f"policy version {version.number} is taken by {known.version.sha256[:12]}, "
                 f"{version.sha256[:12]} cannot replace it: publish it as {self._next()}."
             )
@@ -181,7 +185,7 @@ class WeightStore:
         except InvalidDataError as error:
             # A trainer at another gateway was faster, or this one reads another ledger.
             upload.drop()
-            raise RejectedError(str(error)) from error
+            raise NumberTakenError(str(error)) from error
         self._remember(VersionRow(version, upload.path.name))
         return version
 
@@ -189,8 +193,8 @@ class WeightStore:
         """Bytes [offset, offset + size) of a version or its delta, or fewer at its end and above `MAX_PART_BYTES`; None
         while it is on its way from another gateway.
 
-        Raises `RejectedError` for an unknown version or a range outside it, `CorruptDataError` if its file is gone or
-        torn.
+        Raises `RejectedError` for an unknown version, one whose file is gone or a range outside it, and
+        `CorruptDataError` if that is torn.
         """
         row = self._row(request.number)
         if row is None:
@@ -215,9 +219,10 @@ class WeightStore:
             if self.exchange is not None:
                 self.exchange.fetch(row)
                 return None
-            raise CorruptDataError(f"weights file {path} is gone. Restore it from a backup.") from error
+            raise RejectedError(f"version {request.number}: its file is gone, as only the newest are kept.") from error
         except OSError as error:
             raise storage_error(error, "weights file", path) from error
+        self._fetched.note(request.number)
         if len(data) != wanted:
             raise CorruptDataError(f"weights file {path} ends before its {size} bytes. Restore it from a backup.")
         return WeightBytes(request.number, request.offset, data, request.delta)
@@ -239,6 +244,18 @@ class WeightStore:
             self._offers.popitem(last=False)
         return offer
 
+    def request(self, number: int) -> VersionOffer | None:
+        """`offer`; its file, if it is not here, is fetched from other gateways. Raises `RejectedError` when nobody has
+        it, and `StorageError`."""
+        offer, row = self.offer(number), self._row(number)
+        if offer is not None and row is not None and not offer.whole_here:
+            if self.exchange is None:
+                raise RejectedError(
+                    f"version {number}: its weights are gone, as only the newest are kept. Choose a newer version."
+                )
+            self.exchange.fetch(row)
+        return offer
+
     def sizes(self, number: int) -> VersionFiles:
         """What is here of a version. Raises `StorageError`."""
         row = self._row(number)
@@ -253,22 +270,12 @@ class WeightStore:
 
     def prune(self, removable: Callable[[Mapping[int, int]], list[int]], room_bytes: float = 0.0) -> list[int]:
         """While all that is here takes more than `room_bytes`, delete files of the versions that `removable` names, of
-        those by number with their parents that are here; which. Raises `StorageError`."""
+        those by number with their parents that are here, and that nobody fetches; which. Raises `StorageError`."""
         numbers = (path.name.partition("-")[0] for path in self._root.glob("*.safetensors"))
         here = sorted({int(number) for number in numbers if number.isdecimal()})
         rows = {number: row for number in here if (row := self._row(number)) is not None}
-        gone: list[int] = []
-        taken = sum(row.version.size_bytes for row in rows.values())
-        for number in removable({number: row.version.parent for number, row in rows.items()}):
-            if taken <= room_bytes:
-                break
-            gone.append(number)
-            taken -= rows[number].version.size_bytes
-            path = self._root / rows[number].path
-            with storage_errors("weights file", path):
-                # the last one first: without its weights a version is not offered
-                for one in (path, delta_path(path), manifest_path(path)):
-                    one.unlink(missing_ok=True)
+        gone = prune_files(self._root, rows, removable, room_bytes, self._fetched.now())
+        for number in gone:
             self._offers.pop(number, None)
         return gone
 

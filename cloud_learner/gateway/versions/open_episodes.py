@@ -18,7 +18,7 @@ _JUDGED: Mapping[str, bool | None] = {
     EpisodeOutcome.unjudged: None,
 }
 _MOST = 1000
-_POLICY = ACTORS.index(Actor.policy)
+_POLICY, _HOLD = ACTORS.index(Actor.policy), ACTORS.index(Actor.hold)
 
 
 class FinishedEpisode(NamedTuple):
@@ -35,6 +35,9 @@ class _OpenEpisode(msgspec.Struct):
     began_ns: int = 0
     versions: set[int] = set()
     """that chose an action of it"""
+    held: set[int] = set()
+    """that were to, where the robot held"""
+    only_held: bool = True
     segments: int = 0
     whole: bool = True
     steps: int = 0
@@ -68,14 +71,19 @@ class OpenEpisodes:
             found.whole = False
         found.segments = segment.index + 1
         found.steps += segment.steps
+        holds = segment.actor == _HOLD
         found.versions |= set(np.unique(segment.version[segment.actor == _POLICY]).tolist())
+        found.held |= set(np.unique(segment.version[holds]).tolist())
+        found.only_held &= bool(holds.all())
         if not segment.last:
             return None
         del self._open[episode.id]
         if segment.outcome not in _JUDGED or not found.whole:
             return None  # broken off or thrown away: it says nothing about the policy
         share = min(1.0, human_steps / max(1, found.steps))
-        return FinishedEpisode(found.versions, _JUDGED[segment.outcome], share, found.stopped, found.began_ns)
+        # A robot that holds from the first step to the last does so by its version, as far as anybody can tell.
+        versions, stopped = (found.held, True) if found.only_held else (found.versions, found.stopped)
+        return FinishedEpisode(versions, _JUDGED[segment.outcome], share, stopped, found.began_ns)
 
     def _find(self, episode: str) -> _OpenEpisode:
         found = self._open.setdefault(episode, _OpenEpisode())

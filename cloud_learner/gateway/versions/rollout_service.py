@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway.peers import KnownPeer
+from cloud_learner.gateway.storage.weight_pruning import log_not_pruned
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.gateway.versions.evaluators import Evaluators
+from cloud_learner.gateway.versions.mismatches import VersionMismatches
 from cloud_learner.gateway.versions.open_episodes import OpenEpisodes
 from cloud_learner.operator.version_statuses import version_statuses
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.rollout.controller import RolloutController
-from cloud_learner.rollout.records import DecisionKind, RolloutState, VersionRecord, VersionState
+from cloud_learner.rollout.records import DecisionKind, ShadowTally, VersionRecord, VersionState, decode_state
 from cloud_learner.rollout.retention import removable
 from wire.clock import Clock
 from wire.errors import RejectedError, StorageError
@@ -27,7 +28,7 @@ from wire.messages import Message
 from wire.messages.fleet import ChangeVersions, Response, VersionAction, VersionStatus
 from wire.messages.gateway import EdgeStatus, Evaluation, Segment, ShadowReport, ThinkVersions
 from wire.task_thread import Task, TaskQueue
-from wire.types import EpisodeSource, PolicyVersion, RobotSpec, Role
+from wire.types import EpisodeSource, Mode, PolicyVersion, Role
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +36,9 @@ _AWAY_NS = 600_000_000_000
 """a robot that says nothing for so long tries nothing; nor does one that is not back so long after a restart"""
 _MOST_FAULTS, _FAULT_CHARS = 10_000, 300
 """of one report"""
+_MAY_ACT = VersionState.canary, VersionState.promoted
 _THOUGHT_WITH = 16
 """versions that a think server is told of at most"""
-_AGAIN_NS, _LONGEST_AGAIN_NS = 10_000_000_000, 320_000_000_000
-"""until a robot that runs something else is told again; each time twice as long"""
-
-
-class _Mismatch(NamedTuple):
-    """A robot runs another version than it was told to."""
-
-    wanted: int
-    next_ns: int
-    """when it is told again"""
-    wait_ns: int
 
 
 class RolloutService:
@@ -71,11 +62,9 @@ class RolloutService:
         notes: Notes,
         view: FleetView,
         peers: Mapping[str, KnownPeer],
-        spec: RobotSpec,
         clock: Clock,
     ) -> None:
         """Go on from what the ledger keeps. Raises `StorageError`."""
-        self._spec = spec
         self._ledger, self._weights, self._tasks, self._notes = ledger, weights, tasks, notes
         self._view, self._peers, self._clock = view, peers, clock
         self._episodes = OpenEpisodes()
@@ -85,9 +74,11 @@ class RolloutService:
         self._told_shadow: dict[str, int] = {}
         self._compared = False
         """a shadow was reported of since that was kept"""
-        self._mismatches: dict[str, _Mismatch] = {}
+        self._withdrawn: list[int] = []
+        """versions that robots do not act by unless a person pins one"""
+        self._mismatches = VersionMismatches()
         self._acting: dict[str, int] = {}
-        self.controller = RolloutController(config, _decoded(ledger.kept_rollout()))
+        self.controller = RolloutController(config, decode_state(ledger.kept_rollout()))
         self.evaluators = Evaluators(self.controller, peers, clock)
         versions, known = [row.version for row in ledger.versions()], max(self._records(), default=0)
         # Nothing is kept: robots run the newest.
@@ -98,23 +89,32 @@ class RolloutService:
         records = self._records()
         self._versions = {one.number: one for one in versions if one.number in records}
         self._find_deleted()
-        self._robots = self._expected = tuple(self.controller.state().robots)
-        """robots that there were before a restart: they act by what they were told"""
+        self._robots = self._expected = self.controller.state().shapes
+        """robots that there were before a restart, by shape: they act by what they were told"""
         self._expected_until_ns = clock.now_ns() + _AWAY_NS
         self._stays: frozenset[int] = frozenset()
         """versions whose files may not go"""
         self._promoted: list[int] = []
+        self._kept = ""
+        """what the ledger is to keep"""
         self.controller.pop_decisions()
-        self._show()
+        self._view.update_versions(self.statuses())
 
     def version_for(self, peer: str, role: str) -> int:
         """What `peer` is to have, 0 when there is nothing. Who measures or thinks has the newest there is."""
-        if role == Role.edge:
-            return self.controller.version_for(peer)
         controller = self.controller
+        if role == Role.edge:
+            number = controller.version_for(peer)
+            # It goes back before it tries the next one, which it may take long to fetch.
+            must_go_back = number == controller.canary and self._acting.get(peer) in self._withdrawn
+            return controller.current if must_go_back else number
         if role != Role.evaluator:
             return controller.current
         return self.evaluators.wanted_of(peer) or max((controller.current, controller.canary, *self._candidates()))
+
+    def withdrawn(self, before: int) -> tuple[int, ...]:
+        """Versions older than that one which no robot is to begin to act by."""
+        return tuple(number for number in self._withdrawn if number < before)
 
     def on_version(self, version: PolicyVersion) -> None:
         """It is here, and passed the gate."""
@@ -125,7 +125,7 @@ class RolloutService:
         self._apply()
         for name in self.evaluators.present():
             self.announce(name, None)
-        self._prune()
+        self.prune()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """A version was measured."""
@@ -142,41 +142,46 @@ class RolloutService:
         if status.stop.stops and status.episode:
             self._episodes.stop(status.episode)
         robot, now_ns = status.robot, self._clock.now_ns()
+        works = bool(status.episode) and status.mode in (Mode.policy, Mode.hold)
+        if works and not self.pinned_version(robot) and self.controller.on_work(robot, now_ns):
+            self._apply()
         self._acting[robot] = status.version
         wanted = self.pinned_version(robot) or self._told.get(robot, status.version)
-        if status.version == wanted:
-            self._mismatches.pop(robot, None)
-            return
-        found = self._mismatches.get(robot)
-        if found is None or found.wanted != wanted:
-            self._mismatches[robot] = _Mismatch(wanted, now_ns + _AGAIN_NS, _AGAIN_NS)
-        elif now_ns >= found.next_ns:
-            wait_ns = min(2 * found.wait_ns, _LONGEST_AGAIN_NS)
-            self._mismatches[robot] = _Mismatch(wanted, now_ns + wait_ns, wait_ns)
+        if self._mismatches.is_due(robot, status.version, wanted, now_ns):
             self.announce(robot, None)
 
     def on_shadow(self, report: ShadowReport) -> None:
         """A robot computes a version without acting by it, or cannot. Raises `InvalidDataError`."""
         robot, number = report.robot, report.number
-        report.difference.require_valid(self._spec.action_dim)
+        known = self._peers[robot]
+        names = [one.name for one in known.spec.action] if known.spec is not None else []
+        report.difference.require_valid(len(names))
         if number != self.controller.shadow or robot not in self.controller.shadow_robots():
             # It did not hear that this is over.
-            self.request_shadow(robot, self._shadow_of(robot))
+            self.request_shadow(robot, self.shadow_of(robot))
             return
-        faults, fault = min(max(report.faults, 0), _MOST_FAULTS), report.fault[:_FAULT_CHARS]
-        self.controller.on_shadow(robot, number, report.difference, faults, fault)
+        found = ShadowTally(
+            report.difference,
+            dict(zip(names, report.difference.largest, strict=False)),
+            min(max(report.faults, 0), _MOST_FAULTS),
+            {robot: report.fault[:_FAULT_CHARS]} if report.fault else {},
+        )
+        self.controller.on_shadow(robot, number, found)
         self._compared = True
 
     def on_segment(self, segment: Segment, human_steps: int) -> None:
         """A segment was stored, for the first time; `human_steps` of its episode, with the last one."""
         episode = segment.episode
         if episode.source != EpisodeSource.online:
+            self.controller.on_other_work(episode.robot)
             return
         known = self._peers.get(episode.robot)
         offset_ns = known.offset_ns if known is not None and known.offset_ns is not None else 0
         if (found := self._episodes.add(segment, human_steps, offset_ns)) is not None:
             how = found.success, found.human_share, found.stopped, found.began_ns
-            self.controller.on_episode(episode.robot, found.versions, episode.task, *how, self._clock.now_ns())
+            # robots of another shape have another task, whatever it is called
+            task = f"{episode.spec_hash} {episode.task}"
+            self.controller.on_episode(episode.robot, found.versions, task, *how, self._clock.now_ns())
             self._apply()
 
     def poll(self) -> None:
@@ -186,24 +191,28 @@ class RolloutService:
                 self.change(*change)
             except RejectedError as error:
                 self._view.reject_version_change(change, str(error))
+            else:
+                failed = partial(self._not_kept, partial(self._view.reject_version_change, change))
+                self._tasks.submit(Task(self._write, failed=failed))
         self._tell_robots()
         if self.evaluators.poll():
             self._apply()
         if self._compared:
             self._compared = False
-            self._show()
+            self._view.update_versions(self.statuses())
             self._keep()
 
     def _tell_robots(self) -> None:
         now_ns = self._clock.now_ns()
-        robots = [
-            name
+        robots = {
+            name: known.spec_hash
             for name, known in self._peers.items()
             if known.role == Role.edge and not known.rejected and now_ns - known.last_message_ns < _AWAY_NS
-        ]
-        expected = self._expected if now_ns < self._expected_until_ns else ()
-        taking_part = tuple(sorted({*robots, *expected}))
+        }
+        expected = self._expected if now_ns < self._expected_until_ns else {}
+        taking_part = {**expected, **robots}
         self.controller.set_robots(taking_part, now_ns)
+        self._withdrawn = [one.number for one in self.controller.versions() if one.state not in _MAY_ACT]
         self._tell([name for name in robots if self._peers[name].welcomed])
         if taking_part != self._robots:
             self._robots = taking_part
@@ -222,18 +231,34 @@ class RolloutService:
         def found(statuses: tuple[VersionStatus, ...]) -> None:
             answer(Response(call.call, versions=statuses))
 
-        def failed(error: Exception) -> None:
-            if not isinstance(error, StorageError):
-                raise error
-            answer(Response(call.call, refused=str(error)))
+        statuses, is_change = self.statuses(), call.action != VersionAction.list
 
-        self._tasks.submit(Task(partial(self._with_sizes, self.statuses()), found, failed))
+        def run() -> tuple[VersionStatus, ...]:
+            if is_change:
+                self._write()
+            return self._with_sizes(statuses)
+
+        failed = partial(self._not_kept, lambda text: answer(Response(call.call, refused=text)), is_change=is_change)
+        self._tasks.submit(Task(run, found, failed))
+
+    def _write(self) -> None:
+        """What a person decided is kept before it is said to be done."""
+        self._ledger.keep_rollout(self._kept)
+
+    def _not_kept(self, say: Callable[[str], object], error: Exception, *, is_change: bool = True) -> None:
+        if not isinstance(error, StorageError):
+            raise error
+        done = "done, but not kept: a gateway that is started again before that is mended does not know of it: "
+        say(f"{done if is_change else ''}{error}")
 
     def change(self, who: str, action: str, number: int, robot: str = "", robots: tuple[str, ...] = ()) -> None:
         """`robot`: to pin; `robots`: to compute a shadow. Raises `RejectedError`."""
         controller, now_ns = self.controller, self._clock.now_ns()
         if number and number not in self._versions:
-            raise RejectedError(f"there is no policy version {number}; the newest is {max(self._versions, default=0)}.")
+            there = (
+                f"there are {min(self._versions)} to {max(self._versions)}" if self._versions else "there is none yet"
+            )
+            raise RejectedError(f"there is no policy version {number}: {there}; `vla-fleet versions list` shows them.")
         match action:
             case VersionAction.list:
                 return
@@ -242,8 +267,6 @@ class RolloutService:
                 controller.promote(number, now_ns, who)
             case VersionAction.rollback:
                 controller.rollback(now_ns, number, who)
-                # The next version would undo it within seconds.
-                controller.freeze(True, now_ns)
             case VersionAction.pin:
                 if number and robot and robot not in self._peers:
                     raise RejectedError(f"there is no robot '{robot}' here.")
@@ -262,7 +285,7 @@ class RolloutService:
 
     def statuses(self) -> tuple[VersionStatus, ...]:
         """The newest versions, and all that are needed, oldest first."""
-        return version_statuses(self.controller, self._versions, self._acting, self._spec)
+        return version_statuses(self.controller, self._versions, self._acting)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -290,25 +313,23 @@ class RolloutService:
                 run = partial(self._ledger.add_event, self._clock.now_ns(), "", "rollout", text)
                 self._notes.submit(Note(run, droppable=True))
         self._tell_robots()
-        self._show()
+        self._view.update_versions(self.statuses())
         self._keep()
 
     def _keep(self) -> None:
         self._promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
-        self._stays = frozenset(self.controller.needed | {self.pinned_version(robot) for robot in self._peers})
-        kept = msgspec.json.encode(self.controller.state()).decode()
-        self._notes.submit(Note(partial(self._ledger.keep_rollout, kept), key="rollout"))
-
-    def _show(self) -> None:
-        self._view.update_versions(self.statuses())
+        pinned = {self.pinned_version(robot) for robot in self._peers}
+        self._stays = frozenset(self.controller.needed | pinned | set(self.controller.left_to_people))
+        self._kept = msgspec.json.encode(self.controller.state()).decode()
+        self._notes.submit(Note(partial(self._ledger.keep_rollout, self._kept), key="rollout"))
 
     def _tell(self, robots: list[str]) -> None:
         for name in robots:
-            number = self.controller.version_for(name)
+            number = self.version_for(name, Role.edge)
             if number and self._told.get(name) != number:
                 self._told[name] = number
                 self.announce(name, number)
-            if self._told_shadow.get(name, 0) != (shadow := self._shadow_of(name)):
+            if self._told_shadow.get(name, 0) != (shadow := self.shadow_of(name)):
                 self._told_shadow[name] = shadow
                 self.request_shadow(name, shadow)
         thinkers = [name for name, known in self._peers.items() if known.role == Role.thinker and known.welcomed]
@@ -323,7 +344,8 @@ class RolloutService:
                 if number not in told:
                     self.announce(name, number)
 
-    def _shadow_of(self, robot: str) -> int:
+    def shadow_of(self, robot: str) -> int:
+        """The version that it is to compute without acting by it, 0: none."""
         return self.controller.shadow if robot in self.controller.shadow_robots() else 0
 
     def _acted_by(self) -> tuple[int, ...]:
@@ -346,21 +368,23 @@ class RolloutService:
             msgspec.structs.replace(one, **self._weights.sizes(one.version.number)._asdict()) for one in statuses
         )
 
-    def _prune(self) -> None:
-        """Delete the files of versions that nobody needs."""
+    def prune(self, *, full: bool = False) -> None:
+        """Delete the files of versions that nobody needs; on a full disk also those that are kept for people."""
 
         def pruned(gone: list[int]) -> None:
             if gone and self._weights.exchange is None:
                 self.controller.on_weights_gone(gone, self._clock.now_ns())
                 self._apply()
 
-        room_bytes = self.controller.config.room_bytes
-        self._tasks.submit(Task(partial(self._weights.prune, self._removable, room_bytes), pruned, _not_pruned))
+        config = self.controller.config
+        keep, room_bytes = (1, 0.0) if full else (config.keep, config.room_bytes)
 
-    def _removable(self, parents: Mapping[int, int]) -> list[int]:
-        """Called by the thread that deletes them: what a person has just gone back to stays."""
-        needed = self._stays | set(self._acting.copy().values())
-        return removable(parents.keys(), parents, needed, self._promoted, self.controller.config.keep)
+        def deletable(parents: Mapping[int, int]) -> list[int]:
+            # in the thread that deletes them: what a person has just gone back to stays
+            needed = self._stays | set(self._acting.copy().values())
+            return removable(parents.keys(), parents, needed, self._promoted, keep)
+
+        self._tasks.submit(Task(partial(self._weights.prune, deletable, room_bytes), pruned, log_not_pruned))
 
     def _find_deleted(self) -> None:
         """See which files there are: one that was deleted may have been restored."""
@@ -371,17 +395,3 @@ class RolloutService:
                 self.controller.on_version(version.number, version.parent, self._clock.now_ns())
         gone = [number for number in self._versions if not self._weights.sizes(number).here]
         self.controller.on_weights_gone(gone, self._clock.now_ns())
-
-
-def _not_pruned(error: Exception) -> None:
-    if not isinstance(error, StorageError):
-        raise error
-    log.warning("old versions stay: %s", error)
-
-
-def _decoded(kept: str) -> RolloutState:
-    try:
-        return msgspec.json.decode(kept, type=RolloutState) if kept else RolloutState()
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        log.error("what is kept of versions cannot be read (%s): the newest one is promoted.", error)
-        return RolloutState()

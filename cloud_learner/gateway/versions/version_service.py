@@ -12,12 +12,13 @@ from cloud_learner.dispatch.notes import Note, Notes
 from cloud_learner.gateway import peer_checks
 from cloud_learner.gateway.peers import AuthenticatedServerChannel, KnownPeer
 from cloud_learner.gateway.storage.weight_store import VersionOffer, WeightStore
+from cloud_learner.gateway.versions.publish_slot import PublishSlot
 from cloud_learner.gateway.versions.rollout_service import RolloutService
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.commands import require_version
 from cloud_learner.rollout.config import RolloutConfig
 from wire.clock import Clock
-from wire.errors import RejectedError, StorageError
+from wire.errors import DiskFullError, NumberTakenError, RejectedError, StorageError
 from wire.identity.refusals import RefusalReason
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -34,7 +35,7 @@ from wire.messages.gateway import (
     WeightBytes,
 )
 from wire.task_thread import Task, TaskQueue, TaskThread
-from wire.types import PolicyVersion, RobotSpec, Role
+from wire.types import PolicyVersion, Role
 
 _ANNOUNCEMENTS = 10_000
 _FETCHES_AT_ONCE = 16
@@ -60,7 +61,6 @@ class VersionService:
         clock: Clock,
         refused: Counter[str],
         rollout: RolloutConfig,
-        spec: RobotSpec,
     ) -> None:
         """Asks the ledger for the versions there are. Raises `StorageError`."""
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
@@ -72,11 +72,16 @@ class VersionService:
             self.threads += (weights.exchange,)
         self._announced_ns: OrderedDict[tuple[str, int], int] = OrderedDict()
         """when each peer heard of each version first"""
+        self._assigned: dict[str, int] = {}
+        """what each robot was to be told of last"""
+        self._awaited: dict[int, set[tuple[str, bool]]] = {}
+        """by version on its way from another gateway: who is to be offered it, and whether as a shadow"""
         self._fetching: Counter[str] = Counter()
         self._upload_bytes: Counter[str] = Counter()
+        self._slot = PublishSlot(clock)
         self._newest = weights.newest()
         self.signing_key = weights.signing_key
-        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, spec, clock)
+        self.rollout = RolloutService(rollout, ledger, weights, self.tasks, notes, view, peers, clock)
         self.rollout.send, self.rollout.announce = channel.send, self.announce
         self.rollout.request_shadow = self.request_shadow
         self.rollout.pinned_version = lambda peer: self.pinned_version(peer)
@@ -96,6 +101,9 @@ class VersionService:
 
     def begin(self, peer: str, publish: Publish) -> None:
         """A trainer offers a version."""
+        if reason := self._slot.take(peer, publish.version.number):
+            self._postpone(peer, publish.version, reason)
+            return
 
         # heartbeats behind it are answered behind what is said of it
         self._upload_bytes[peer] += 0
@@ -103,16 +111,29 @@ class VersionService:
         def begun(known: PolicyVersion | None) -> None:
             self._taken(peer, 0)
             if known is not None:
+                self._slot.release(peer)
                 self._channel.send(peer, Published(known.number))
 
         def refused(error: Exception) -> None:
             self._taken(peer, 0)
+            self._slot.release(peer)
             self._refuse(peer, error)
 
         self.tasks.submit(Task(partial(self._weights.begin, publish), begun, refused))
 
+    def _postpone(self, peer: str, version: PolicyVersion, reason: str) -> None:
+        """Another trainer publishes; but what was stored before is confirmed."""
+
+        def found(known: PolicyVersion | None) -> None:
+            is_stored = known is not None and known.sha256 == version.sha256
+            self._channel.send(peer, Published(version.number) if is_stored else Nack(reason))
+
+        self.tasks.submit(Task(partial(self._weights.version, version.number), found, partial(self._refuse, peer)))
+
     def receive(self, peer: str, part: WeightBytes) -> None:
         """A part of a version that was offered."""
+        if not self._slot.accepts(peer):
+            return
         size = len(part.data)
         if self._upload_bytes[peer] + size > _UPLOAD_BYTES:
             self._refused[RefusalReason.too_often] += 1
@@ -123,11 +144,13 @@ class VersionService:
         def received(offer: VersionOffer | None) -> None:
             self._taken(peer, size)
             if offer is not None:
+                self._slot.release(peer)
                 self._channel.send(peer, Published(offer.version.number))
                 self._on_offer(offer)
 
         def refused(error: Exception) -> None:
             self._taken(peer, size)
+            self._slot.release(peer)
             self._refuse(peer, error)
 
         self.tasks.submit(Task(partial(self._receive, part), received, refused))
@@ -154,11 +177,25 @@ class VersionService:
 
     def _on_offer(self, offer: VersionOffer | None) -> None:
         """It is here, published at this gateway or at another one."""
-        if offer is None:
+        if offer is None or not offer.whole_here:
             return
-        self._newest = offer
-        self._view.add_version(offer.version)
-        self.rollout.on_version(offer.version)
+        number = offer.version.number
+        if self._newest is None or number >= self._newest.version.number:
+            self._newest = offer
+            self._view.add_version(offer.version)
+            self.rollout.on_version(offer.version)
+        for peer, is_shadow in sorted(self._awaited.pop(number, ())):
+            if is_shadow:
+                self.request_shadow(peer, self.rollout.shadow_of(peer))
+            elif self._welcomed(peer):
+                # a robot may be to have another one by now
+                self.announce(peer, None if self._is_robot(peer) else number)
+
+    def _is_here(self, offer: VersionOffer, peer: str, is_shadow: bool) -> bool:
+        """Nobody is offered a version before it can be signed, which takes its file; then it is."""
+        if not offer.whole_here:
+            self._awaited.setdefault(offer.version.number, set()).add((peer, is_shadow))
+        return offer.whole_here
 
     # --- out ----------------------------------------------------------------------------------------------------
 
@@ -172,18 +209,21 @@ class VersionService:
             # It evaluates an older version: newer ones are announced to it when it has done so.
             return
         number = pinned or number or self.rollout.version_for(peer, self._peers[peer].role)
-        if self._newest is not None and self._newest.version.number == number:
-            self._send(peer, self._newest)
-        if not number or (self._newest is not None and self._newest.version.number == number):
+        if not number:
+            return
+        self._assigned[peer] = number
+        newest = self._newest
+        if newest is not None and newest.version.number == number and newest.whole_here:
+            self._send(peer, newest)
             return
 
         def found(offer: VersionOffer | None) -> None:
             if offer is None:
                 self._channel.send(peer, Rejection(f"there is no policy version {number}."))
-            else:
+            elif (self._assigned[peer] == number or not self._is_robot(peer)) and self._is_here(offer, peer, False):
                 self._send(peer, offer)
 
-        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, peer)))
+        self.tasks.submit(Task(partial(self._weights.request, number), found, partial(self._refuse, peer)))
 
     def announce_to_measure(self, peer: str, number: int) -> None:
         """An evaluator is to measure this one. One whose file is gone is refused: it would be waited for in vain."""
@@ -206,10 +246,10 @@ class VersionService:
             return
 
         def found(offer: VersionOffer | None) -> None:
-            if offer is not None and self._welcomed(robot):
+            if offer is not None and self._is_here(offer, robot, True) and self._welcomed(robot):
                 self._channel.send(robot, ShadowRequest(_available(offer, self._clock.now_ns())))
 
-        self.tasks.submit(Task(partial(self._weights.offer, number), found, partial(self._refuse, robot)))
+        self.tasks.submit(Task(partial(self._weights.request, number), found, partial(self._refuse, robot)))
 
     def on_hello(self, peer: str, role: str) -> None:
         """`peer` has just been welcomed."""
@@ -237,7 +277,7 @@ class VersionService:
 
         def refuse(error: Exception) -> None:
             self._fetched(peer)
-            self._refuse(peer, error)
+            self._refuse(peer, error, request if isinstance(request, FetchWeights) else None)
 
         if isinstance(request, FetchDeltas):
             self.tasks.submit(Task(partial(self._weights.deltas, request), answer, refuse))
@@ -276,6 +316,10 @@ class VersionService:
         if self._fetching[peer] <= 0:
             del self._fetching[peer]
 
+    def _is_robot(self, peer: str) -> bool:
+        """It acts by one version; others may be told of several."""
+        return self._peers[peer].role == Role.edge
+
     def _welcomed(self, peer: str) -> bool:
         known = self._peers.get(peer)
         return known is not None and known.welcomed
@@ -287,10 +331,13 @@ class VersionService:
         announced_ns = self._announced_ns.setdefault((peer, version.number), self._clock.now_ns())
         if len(self._announced_ns) > _ANNOUNCEMENTS:
             self._announced_ns.popitem(last=False)
-        self._channel.send(peer, _available(offer, announced_ns))
+        withdrawn = self.rollout.withdrawn(version.number) if self._is_robot(peer) else ()
+        self._channel.send(peer, _available(offer, announced_ns, withdrawn))
 
-    def _refuse(self, peer: str, error: Exception) -> None:
+    def _refuse(self, peer: str, error: Exception, request: FetchWeights | None = None) -> None:
         if isinstance(error, StorageError):
+            if isinstance(error, DiskFullError):
+                self.rollout.prune(full=True)
             self._refused[RefusalReason.not_stored] += 1
             self._view.add_event("storage", str(error), peer)
             self._channel.send(peer, Nack(str(error)))
@@ -298,9 +345,10 @@ class VersionService:
         if not isinstance(error, RejectedError | OverflowError):
             raise error
         self._refused[RefusalReason.rejected] += 1
-        self._channel.send(peer, Rejection(str(error)))
+        taken = isinstance(error, NumberTakenError)
+        self._channel.send(peer, Nack(str(error)) if taken else Rejection(str(error), request))
 
 
-def _available(offer: VersionOffer, announced_ns: int) -> VersionAvailable:
+def _available(offer: VersionOffer, announced_ns: int, withdrawn: tuple[int, ...] = ()) -> VersionAvailable:
     version, manifest, signature, delta = offer
-    return VersionAvailable(version, announced_ns, manifest, signature, delta)
+    return VersionAvailable(version, announced_ns, manifest, signature, delta, withdrawn)

@@ -2,6 +2,7 @@
 
 import { Card } from "./card.js";
 import { Chart } from "./chart.js";
+import { RunView } from "./run.js";
 import { GatewayClock } from "./clock.js";
 import { byId, count, duration, element, minutes, percent, setText } from "./dom.js";
 import { SEND_PERIOD_MS } from "./drive.js";
@@ -12,6 +13,7 @@ const MAX_WAITING_BYTES = 2048;
 const state = { curve: [], events: [] };
 const cards = new Map();
 const clock = new GatewayClock();
+const run = new RunView(byId("run"), byId("run-button"), byId("run-charts"), byId("run-note"));
 const chart = new Chart(byId("chart"), byId("legend"));
 const versions = new Versions(byId("versions"), byId("no-versions"), byId("freeze"), send);
 let socket = null;
@@ -104,6 +106,7 @@ function draw() {
   drawStorage(state.storage);
   drawTrainer(trainer);
   chart.update(curve, t_s);
+  run.measured(curve);
   chart.showMeasured(byId("measured"), state.measured, state.unaided);
   drawRobots(robots);
   versions.update(state.versions ?? [], robots.map((robot) => robot.name));

@@ -2,7 +2,7 @@
 
 import { count, element, setText } from "./dom.js";
 import { GRIP_KEY, KEYS, action, gripClosed, hasGripper } from "./drive.js";
-import { Verdict } from "./verdict.js";
+import { Parts, Verdict } from "./verdict.js";
 
 const PAD = [
   // direction, what it shows, keyboard hint, accessible name, place in the grid
@@ -54,6 +54,7 @@ export class Card {
     this.reason = element("p", { class: "reason" });
     this.health = element("span", { class: "health" });
     this.holder = element("span", { class: "holder" });
+    this.embodiment = element("span", { class: "embodiment" });
     this.ailment = element("p", { class: "ailment" });
     this.task = element("p", { class: "task" });
     this.recent = element("ol", { class: "recent", "aria-label": "Newest episodes" });
@@ -75,20 +76,23 @@ export class Card {
     });
     this.stop = button("E-stop", "danger", () => this.send({ type: "estop", robot: this.name }));
     this.start = button("Start", "primary", () => this.send({ type: "start", robot: this.name }));
-    this.verdict = new Verdict(this.name, (type) => this.send({ type, robot: this.name }));
+    const say = (type) => this.send({ type, robot: this.name });
+    this.verdict = new Verdict(this.name, say);
+    this.parts = new Parts(this.name, say);
     this.stops = element("div", { class: "stops", role: "group", "aria-label": `Stops of ${this.name}` });
     this.node = element(
       "article", { class: "card", "aria-label": `Robot ${this.name}`, tabindex: "-1", "data-robot": this.name },
       element("div", { class: "view" }, this.picture, this.noPicture, this.chip, this.driving, this.cameras),
       element(
         "div", { class: "body" },
-        element("div", { class: "title" }, element("h3", {}, this.name), this.recent),
+        element("div", { class: "title" }, element("h3", {}, this.name), this.embodiment, this.recent),
         element("p", { class: "work" }, this.health, this.holder), this.ailment,
         this.task, this.reason,
         element("dl", { class: "facts" }, fact("Version", "version"), fact("Episodes", "episodes"),
           fact("Interventions", "interventions"), fact("Missed ticks", "missed")),
         element("div", { class: "buttons" }, this.takeOver, this.handBack, this.stop, this.start),
         this.stops,
+        this.parts.node,
         this.verdict.node,
         this.buildPad(),
       ),
@@ -137,7 +141,9 @@ export class Card {
     this.chip.dataset.mode = mode;
     this.node.dataset.mode = mode;
     this.node.dataset.control = control;
-    setText(this.chip, mode === "human" ? "human drives" : mode === "script" ? "script drives" : mode);
+    const does = robot.part === "recovery" ? "recovers" : robot.part === "correction" ? "corrects" : "drives";
+    setText(this.chip, mode === "human" || mode === "script" ? `${mode} ${does}` : mode);
+    setText(this.embodiment, robot.embodiment);
     setText(this.task, robot.instruction || robot.task || "no task yet");
     setText(this.reason, this.explain(robot, control, lost));
     this.reason.hidden = !this.reason.textContent;
@@ -156,6 +162,7 @@ export class Card {
     this.start.disabled = control === "other" || lost;
     this.drawStops(robot.stops);
     this.verdict.update(robot, control !== "other" && !lost);
+    this.parts.update(robot, mine && !lost);
     this.drawRecent(robot.recent);
     this.drawCameras(robot.spec?.cameras ?? []);
     this.drawPad();
@@ -256,8 +263,9 @@ export class Card {
     bitmap.close();
   }
 
-  /** A key of the keyboard; true when it drives. */
+  /** A key of the keyboard; true when it drives, or says something. */
   key(code, down) {
+    if (this.parts.key(code, down)) return true;
     if (code === GRIP_KEY) {
       if (down) this.toggleGrip();
       return true;

@@ -6,7 +6,7 @@ const COLOURS = 8; // --task-0 ... --task-7 in style.css
 const MARGIN = { top: 12, right: 16, bottom: 26, left: 44 };
 const TIME_STEPS_S = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
 
-function svg(tag, attributes = {}) {
+export function svg(tag, attributes = {}) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;

@@ -1,4 +1,4 @@
-// What a person says of an episode and its scene: a row of large buttons, where a person resets the scene.
+// What a person says of an episode, of its scene, and of what they do in it themselves: rows of large buttons.
 
 import { element, setText } from "./dom.js";
 
@@ -41,5 +41,41 @@ export class Verdict {
       node.disabled = !allowed;
       if (kind === "success" || kind === "failure") node.setAttribute("aria-pressed", String(kind === open_outcome));
     }
+  }
+}
+
+const PARTS = [
+  // what is said, what stands on the button, its key, the part it begins
+  ["recover", "I recover", "R", "recovery"],
+  ["correct", "I correct from here", "C", "correction"],
+];
+
+/** What whoever drives in an episode does: a recovery first, then a correction. */
+export class Parts {
+  /** As of `Verdict`. */
+  constructor(name, say) {
+    this.say = say;
+    this.buttons = PARTS.map(([kind, text, hint, part]) => {
+      const node = element("button", { type: "button" }, element("span", {}, text), " ", element("kbd", {}, hint));
+      node.addEventListener("click", () => say(kind));
+      return [part, node];
+    });
+    this.node = element(
+      "div", { class: "parts", role: "group", "aria-label": `Your part at ${name}` }, ...this.buttons.map(([, node]) => node),
+    );
+  }
+
+  /** `mine`: this page drives it. */
+  update({ part }, mine) {
+    this.node.hidden = !(mine && part);
+    for (const [each, node] of this.buttons) node.setAttribute("aria-pressed", String(each === part));
+  }
+
+  /** A key of the keyboard; true when it says something. */
+  key(code, down) {
+    const word = this.node.hidden ? undefined : PARTS.find(([, , hint]) => code === `Key${hint}`);
+    if (word && down && code !== this.held) this.say(word[0]); // a key that is held repeats
+    if (word) this.held = down ? code : "";
+    return Boolean(word);
   }
 }

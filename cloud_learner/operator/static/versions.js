@@ -41,7 +41,7 @@ function button(text, kind, run) {
   return node;
 }
 
-class VersionRow {
+class VersionEntry {
   /** `change(change, more)` takes a wish to the gateway; `opened(row)` is called when this row opens. */
   constructor(number, change, opened) {
     this.number = number;
@@ -109,7 +109,7 @@ class VersionRow {
   }
 
   update(version, current, robots) {
-    const { state, robots: running, pinned, episodes, successes, note } = version;
+    const { state, robots: running, pinned, episodes, successes, unjudged, note } = version;
     this.node.dataset.state = state;
     const tags = [version.current && "current", version.reference && "reference", version.shadow?.robots.length && "shadow"].filter(Boolean);
     if (this.tags.childElementCount !== tags.length || this.tags.textContent !== tags.join("")) {
@@ -117,7 +117,8 @@ class VersionRow {
     }
     setText(this.state, state.replaceAll("_", " "));
     const success = episodes ? ` · ${percent(successes / episodes)} success` : "";
-    setText(this.record, `${count(episodes)} episodes${success}${running.length ? ` · runs on ${robotsText(running)}` : ""}`);
+    const silent = unjudged ? ` · ${count(unjudged)} unjudged` : "";
+    setText(this.record, `${count(episodes)} episodes${success}${silent}${running.length ? ` · runs on ${robotsText(running)}` : ""}`);
     this.record.title = running.join(", ");
     setText(this.pins, pinned.length ? `pinned: ${pinned.includes(ALL) ? "all robots" : robotsText(pinned)}` : "");
     this.pins.hidden = !pinned.length;
@@ -190,7 +191,7 @@ export class Versions {
     for (const [place, version] of versions.entries()) {
       let row = this.rows.get(version.number);
       if (!row) {
-        row = new VersionRow(version.number, this.change, (opened) => this.closeOthers(opened));
+        row = new VersionEntry(version.number, this.change, (opened) => this.closeOthers(opened));
         this.rows.set(version.number, row);
       }
       row.update(version, current, robots);

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from fleet.cli.offline.progress import show_progress
 from fleet.cli.options import AsJson, echo_json
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import unset
@@ -75,8 +76,8 @@ def verify(
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
     damaged = 0
-    with DataDirectory(data).open_buffer(write=repair) as (ledger, store):
-        for finding in upkeep.verify(store, repair=repair):
+    with DataDirectory(data).open_buffer(write=repair) as (ledger, store), show_progress(0, "shards") as shown:
+        for finding in upkeep.verify(store, repair=repair, progress=lambda done, of: shown.update(done, "", of)):
             damaged += finding.damage
             typer.echo(f"{'DAMAGED' if finding.damage else 'note'}: {finding.text}")
         total = ledger.totals()
@@ -161,8 +162,8 @@ def compact(data: Data = DATA) -> None:
     """Seal what is ripe, rewrite half-empty shards, and give the space of forgotten episodes back."""
     import cloud_learner.buffer.maintenance.maintenance as upkeep
 
-    with DataDirectory(data).open_buffer(write=True) as (_ledger, store):
-        done = upkeep.compact(store, time.monotonic_ns())
+    with DataDirectory(data).open_buffer(write=True) as (_ledger, store), show_progress(0, "shards") as shown:
+        done = upkeep.compact(store, time.monotonic_ns(), progress=lambda done, of: shown.update(done, "", of))
     typer.echo(f"{done.read_shards} shards became {done.written_shards}; {done.freed_bytes / 1e6:.1f} MB given back.")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleet.cli.offline.progress import show_progress
 from fleet.cli.stored.buffer import DATA, Data, HeldOut, Snapshot, Validation, pairs, to_float
 from fleet.config.data_directory import DataDirectory
 from fleet.config.process_options import Config
@@ -62,7 +63,7 @@ def export_lerobot(
     only = {name: tuple(values) for name, values in given.items() if values}
     rate: int | str = int(fps) if fps.isdecimal() and fps.isascii() else fps
     found = _recipe(recipe, config)
-    with DataDirectory(data).open_buffer() as (ledger, store):
+    with DataDirectory(data).open_buffer() as (ledger, store), _transfer_progress() as progress:
         robot = _only_spec(ledger, spec)
         chosen = Selection(
             newest=newest,
@@ -80,9 +81,9 @@ def export_lerobot(
             instructions=found.instructions if found else {},
             fps=rate,
             video=video,
-            progress=_progress,
+            progress=progress,
         )
-    _finish_progress(done.left_out)
+    _say_left_out(done.left_out)
     typer.echo(f"{done.path}: {done.episodes} episodes, {done.rows} rows at {done.fps} Hz.")
 
 
@@ -118,12 +119,12 @@ def import_lerobot(
         tasks={sentence: name for name, sentence in found.instructions.items()} if found else {},
     )
     data.mkdir(parents=True, exist_ok=True)
-    with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store):
-        done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=_progress)
+    with DataDirectory(data).open_buffer(write=True, create=True) as (ledger, store), _transfer_progress() as progress:
+        done = import_dataset(ledger, store, root, mapping, skip_broken=skip_broken, progress=progress)
         if len(ledger.gateway_names()) > 1:
             # nobody else can read the journal of this data directory, and no gateway may ever run here
             seal(store, time.monotonic_ns(), force=True, wait_s=_OTHERS_S)
-    _finish_progress(done.left_out)
+    _say_left_out(done.left_out)
     typer.echo(f"{done.episodes} episodes, {done.steps} steps stored as robot '{done.robot}'; {done.known} were known.")
 
 
@@ -146,15 +147,13 @@ def export_episode(
     typer.echo(f"{done.path}: {done.steps} steps, {done.frames} pictures, {done.bytes / 1e6:.1f} MB, {ended}.")
 
 
-def _progress(progress: TransferProgress) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{progress.episodes} of {progress.of_episodes} episodes, {progress.steps} steps")
-        sys.stderr.flush()
+@contextlib.contextmanager
+def _transfer_progress() -> Iterator[Callable[[TransferProgress], None]]:
+    with show_progress(0, "episodes") as shown:
+        yield lambda one: shown.update(one.episodes, f"{one.steps} steps", one.of_episodes)
 
 
-def _finish_progress(left_out: Sequence[LeftOut]) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
+def _say_left_out(left_out: Sequence[LeftOut]) -> None:
     for one in left_out:
         typer.echo(f"left out: {one.episode}: {one.reason}", err=True)
 

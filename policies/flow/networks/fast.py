@@ -23,7 +23,7 @@ ADVANTAGES = 3
 
 
 class Conditioning(NamedTuple):
-    """What actions are made from. The last three are for networks whose configuration asks for them."""
+    """What actions are made from. All but the first two are for networks whose configuration asks for them."""
 
     latent: torch.Tensor
     """[b, z]"""
@@ -35,6 +35,8 @@ class Conditioning(NamedTuple):
     """[b, k, H] or [b, H], 1 for actions that are committed: they are clean in what is noisy, whatever the time says"""
     advantage: torch.Tensor | None = None
     """int64[b, k] or [b]; None: not known"""
+    embodiment: torch.Tensor | None = None
+    """int64[]: whose rows of its tables a shared network takes, see `policies.flow.shared.network`"""
 
 
 class FastPath(Protocol):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
 from policies.flow.networks import sampling
@@ -38,17 +39,29 @@ class FlowNetwork(nn.Module):
         """`vlm`: where the backbone lies on this machine, if `config` has one; see `vlm.Backbone` for the errors."""
         super().__init__()
         self.config = config
-        self.normalizer = Normalizer(config.state_dim, config.online_statistics)
-        self.slow = _slow(config, vlm, random_vlm)
+        self.normalizer = self._make_normalizer(config)
+        self.slow = self._make_slow(config, vlm, random_vlm)
         self.latent_width = self.slow.width + (config.state_dim if config.ego_motion else 0)
         """z"""
-        self.fast: FastTransformer | FastMLP
-        self.fast = FastTransformer(config) if config.transformer else FastMLP(config, self.latent_width)
+        self.fast = self._make_fast(config)
         if config.ahead:
             inputs, outputs = self.latent_width + config.state_dim, len(config.ahead) * config.state_dim
             self.future_state_head = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
         if config.residual:
             self.residual = Residual(config, self.latent_width)
+
+    def _make_normalizer(self, config: FlowConfig) -> Normalizer:
+        return Normalizer(config.state_dim, config.online_statistics)
+
+    def _make_slow(
+        self, config: FlowConfig, vlm: Path | None, random_vlm: bool
+    ) -> ConvSlowPath | TokenSlowPath | VlmSlowPath:
+        if config.vlm is not None:
+            return VlmSlowPath(config, Backbone(vlm, config.vlm, random_vlm))
+        return TokenSlowPath(config) if config.pooler else ConvSlowPath(config)
+
+    def _make_fast(self, config: FlowConfig) -> FastTransformer | FastMLP:
+        return FastTransformer(config) if config.transformer else FastMLP(config, self.latent_width)
 
     def encode(self, images: Sequence[torch.Tensor], tokens: torch.Tensor, seen_state: torch.Tensor) -> torch.Tensor:
         """The latent, float[b, z]: what the slow path makes of images and words, and with `config.ego_motion` the state
@@ -59,9 +72,14 @@ class FlowNetwork(nn.Module):
         return torch.cat([latent, self.normalizer(seen_state).to(latent.dtype)], 1)
 
     def loss(
-        self, images: Sequence[torch.Tensor], tokens: torch.Tensor, arrays: Mapping[str, torch.Tensor]
+        self,
+        images: Sequence[torch.Tensor],
+        tokens: torch.Tensor,
+        arrays: Mapping[str, torch.Tensor],
+        *,
+        by_sample: bool = False,
     ) -> torch.Tensor:
-        """Conditional flow matching, the mean over the actions that `mask` keeps.
+        """Conditional flow matching, the mean over the actions that `mask` keeps; `by_sample`: [b, k], each one's.
 
         Lipman et al. 2023, arXiv 2210.02747, equation 23 with sigma_min = 0, noise e and actions a:
 
@@ -92,23 +110,27 @@ class FlowNetwork(nn.Module):
         With `config.residual` and `later_state`, the corrector's loss is added; see `Residual`. It moves nothing else.
 
         images: uint8[b, h, w, 3] per camera; tokens: int64[b, L]; arrays: those that `FlowPolicy.loss` names, as
-        `read_steps` gives them, the actions normalised, later_index and advantage int64.
+        `read_steps` gives them, the actions normalised, later_index and advantage int64. For a shared network also
+        `embodiment` int64[], and which columns are the robot's: `state_dims` bool[ds], `action_dims` bool[da].
         """
         state = arrays["state"]
         latent = self.encode(images, tokens, arrays.get("seen_state", state[:, 0]))
-        loss = self._loss(latent, arrays)
+        loss = self._loss(latent, arrays, by_sample)
         if self.config.online_statistics and self.training and torch.is_grad_enabled():
             # afterwards: a sample must not be normalised by what the others of its batch bring
             self.normalizer.update(state)
         return loss
 
-    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _loss(self, latent: torch.Tensor, arrays: Mapping[str, torch.Tensor], by_sample: bool) -> torch.Tensor:
         state, actions, mask, age = arrays["state"], arrays["actions"], arrays["mask"], arrays.get("frame_age")
         flow_mask, committed = mask, None
-        kept = mask[..., None].expand_as(actions).flatten(2)
+        dims = arrays.get("action_dims")
+        kept = _kept(mask, actions, dims)
         # what is masked is no action: its values must reach neither the input nor the loss
         target = actions.flatten(2).where(kept, 0.0)
         noise = torch.randn_like(target)
+        if dims is not None:
+            noise = noise * dims.repeat(self.config.horizon)
         time = torch.rand_like(target[..., :1])
         noisy = (1 - time) * noise + time * target
         if self.config.prefix:
@@ -116,13 +138,13 @@ class FlowNetwork(nn.Module):
             committed, flow_mask = known.float(), mask & ~known
             entered = self._swap(target, known, mask)
             noisy = torch.where(known[..., None].expand_as(actions).flatten(2), entered, noisy)
-            kept = flow_mask[..., None].expand_as(actions).flatten(2)
+            kept = _kept(flow_mask, actions, dims)
         advantage = self._with_dropout(arrays.get("advantage"), mask) if self.config.advantage else None
-        given = Conditioning(latent, self.normalizer(state), age, committed, advantage)
+        given = Conditioning(latent, self.normalizer(state), age, committed, advantage, arrays.get("embodiment"))
         output = self.fast(given, noisy, time).float()
         wanted = target if self.config.predict == "action" else target - noise
         errors = (output - wanted).square() * kept
-        loss = errors.sum() / kept.sum()
+        loss = errors.sum(2) / kept.sum(2).clamp_min(1) if by_sample else errors.sum() / count_kept(kept.sum())
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
         if self.config.residual and "later_state" in arrays:
             base = self._rough(given._replace(committed=None)).unflatten(-1, actions.shape[2:])
@@ -134,7 +156,15 @@ class FlowNetwork(nn.Module):
         moved = (arrays["ahead"] - state[:, :, None]) / self.normalizer.std
         seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
         foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
-        return loss + self.config.ahead_weight * (foretold - moved).square().mean()
+        missed = (foretold - moved).square()
+        if (there := arrays.get("state_dims")) is not None:
+            missed = missed[..., there]
+        return loss + self.config.ahead_weight * missed.mean()
+
+    def velocity(self, given: Conditioning, actions: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """float[b, k, H * da] of the flow at actions [b, k, H * da] and time [b, k, 1] below 1."""
+        output = self.fast(given, actions, time).float()
+        return output if self.config.predict != "action" else (output - actions) / (1 - time)
 
     def _draw_committed(self, mask: torch.Tensor) -> torch.Tensor:
         """bool[b, k, H]: actions that count as committed, always real ones and never all of a sample."""
@@ -172,7 +202,7 @@ class FlowNetwork(nn.Module):
         return actions.clamp(-1, 1)
 
 
-def _slow(config: FlowConfig, vlm: Path | None, random_vlm: bool) -> ConvSlowPath | TokenSlowPath | VlmSlowPath:
-    if config.vlm is not None:
-        return VlmSlowPath(config, Backbone(vlm, config.vlm, random_vlm))
-    return TokenSlowPath(config) if config.pooler else ConvSlowPath(config)
+def _kept(mask: torch.Tensor, actions: torch.Tensor, dims: torch.Tensor | None) -> torch.Tensor:
+    """bool[b, k, H * da]: what is learned, of actions that bool[b, k, H] keeps and dimensions that bool[da] has."""
+    kept = mask[..., None] if dims is None else mask[..., None] & dims
+    return kept.expand_as(actions).flatten(2)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.common.residual_policy import TICKS_SCALE, input_width
 from policies.flow.config import FlowConfig
@@ -65,7 +66,7 @@ class Residual(nn.Module):
         seen = latent.detach()[:, None].expand(-1, index.shape[1], -1)
         told = self(later, seen, action, ticks, ticks if age is None else ticks + age).float()
         errors = (told - (right - action)).square().where(kept, 0.0)
-        return errors.sum() / (kept.sum() * action.shape[-1]).clamp_min(1)
+        return errors.sum() / count_kept(kept.sum() * action.shape[-1]).clamp_min(1)
 
     def export(self, normalizer: Normalizer, version: int) -> ResidualPolicy:
         """A copy that needs no torch."""

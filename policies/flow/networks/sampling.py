@@ -68,8 +68,9 @@ def sample_towards(
     # gradients, and tensors that may take part in them, even when whoever calls infers without
     with torch.inference_mode(False), torch.enable_grad():
         with torch.no_grad():
-            age = None if given.age is None else given.age.clone()
-            answer = field(fast, config, Conditioning(given.latent.clone(), given.state.clone(), age))
+            own = given._replace(committed=None, advantage=None)
+            own = Conditioning._make(None if tensor is None else tensor.clone() for tensor in own)
+            answer = field(fast, config, own)
             wanted, weights, actions = wanted.clone(), weights.clone(), noise.clone()
         for step in range(steps):
             time = step / steps

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from policies.common.batches import count_kept
 from policies.lerobot.partitions.partition import (
     ACTION,
     PAD,
@@ -81,7 +82,7 @@ class ActPartition(VisionPartition):
         images = [batch[name] for name in policy.config.image_features]
         chosen, (mean, log_variance) = policy.model(batch | {PICTURES: images})
         kept = ~batch[PAD][..., None].expand_as(chosen)
-        error = ((chosen - batch[ACTION]).abs() * kept).sum() / kept.sum()
+        error = ((chosen - batch[ACTION]).abs() * kept).sum() / count_kept(kept.sum())
         if not policy.config.use_vae:
             return error
         divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1).mean()
@@ -144,7 +145,7 @@ class DiffusionPartition(VisionPartition):
         lerobot's own masks them on request, but divides by the number of all.
         """
         policy.config.do_mask_loss_for_padding = True
-        loss, _ = policy.forward(batch)
+        loss, _ = policy(batch)
         kept = ~batch[PAD]
         return loss * (kept.numel() / kept.sum())
 
@@ -204,5 +205,5 @@ class WholePartition(PolicyPartition):
 
     def loss(self, policy: Network, batch: Tensors) -> Tensor:
         """lerobot's own, over its number of actions; whether it heeds `action_is_pad` is up to the type."""
-        loss: Tensor = policy.forward(batch)[0]
+        loss: Tensor = policy(batch)[0]
         return loss

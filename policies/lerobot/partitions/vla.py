@@ -118,7 +118,7 @@ class SmolVLAPartition(DenoisingPartition):
         lerobot's own is a mean over all, to which the padded ones bring 0. As there, the dimensions that all robots'
         actions are padded to are learned as well: denoising runs in them too.
         """
-        loss: Tensor = policy.forward(batch)[0]
+        loss: Tensor = policy(batch)[0]
         if (padded := batch.get("actions_id_pad")) is None:
             return loss
         return loss * padded.numel() / (~padded).sum().clamp(min=1)
@@ -247,7 +247,7 @@ class _PIPartition(DenoisingPartition):
         The same as lerobot's `forward`, which would learn the padded ones too.
         """
         model = policy.model
-        each = model.forward(
+        each = model(
             *policy._preprocess_images(batch),
             *words(policy, batch),
             *self._fresh(policy, batch).values(),

@@ -66,7 +66,7 @@ class EpisodeRunner:
     def ensure_running(self, tick: int, status_due: bool) -> bool:
         """Whether an episode runs. Begins the next one with a robot that is connected and at rest."""
         if self._tracker.outcome:
-            self._finish()
+            self.finish(self._driver.observe())
             self._obey()
             return False
         self.review.check()
@@ -99,6 +99,17 @@ class EpisodeRunner:
         if stays_open:
             self.review.open(episode, outcome)
 
+    def finish(self, observation: Observation | None) -> None:
+        """The tick after an episode's last action: record what it led to, as was observed, then slow down."""
+        commanded, driver = self._commanded, self._driver
+        commanded.seen = observation or commanded.seen
+        self.end(None if driver.observation_fault else observation)
+        if driver.connected:
+            commanded.decide(resetting=True)
+            commanded.come_to_rest()
+        else:
+            commanded.hold_for(driver.fault)
+
     def close(self) -> None:
         """End the running episode; nobody will say more of it."""
         self.end()
@@ -117,6 +128,8 @@ class EpisodeRunner:
                 self._discard(again=kind == OperatorCommandKind.rerecord)
             elif kind == OperatorCommandKind.scene_ready:
                 scene_ready = True
+            elif kind in (OperatorCommandKind.recover, OperatorCommandKind.correct):
+                self._say_part(kind)
             elif self._tracker.running:
                 self._tracker.end_with(EpisodeOutcome(kind) if kind in VERDICTS else None)
             elif kind in VERDICTS and self.review.episode is not None:
@@ -137,6 +150,14 @@ class EpisodeRunner:
             self.review.close()
         if again:
             self._inbox.repeat_episode(episode)
+
+    def _say_part(self, kind: OperatorCommandKind) -> None:
+        if not (self._tracker.running and self._override.in_control):
+            self._notify("refused", f"'{kind}': nobody drives it in an episode. Take over first.")
+        elif not self._tracker.intervention.say(kind):
+            self._notify("refused", f"'{kind}': a correction has begun. It can be said after the policy has acted.")
+        else:
+            self._publish_status(True)
 
     def _judges_nothing(self, kind: str) -> None:
         self._notify("refused", f"'{kind}': no episode runs, and none waits for a word.")
@@ -245,15 +266,3 @@ class EpisodeRunner:
         self._waited_ticks = 0
         self._on_begun(self._tracker.start(task, seed, tick, self._clock.now_ns(), source))
         return True
-
-    def _finish(self) -> None:
-        """The tick after an episode's last action: record what it led to, then slow down."""
-        commanded, driver = self._commanded, self._driver
-        observation = driver.observe()
-        commanded.seen = observation or commanded.seen
-        self.end(None if driver.observation_fault else observation)
-        if driver.connected:
-            commanded.decide(resetting=True)
-            commanded.come_to_rest()
-        else:
-            commanded.hold_for(driver.fault)

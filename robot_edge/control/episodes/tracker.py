@@ -11,6 +11,7 @@ import numpy as np
 
 from hal.interfaces.robot import Feedback
 from robot_edge.control.config import LoopConfig
+from robot_edge.control.episodes.intervention import Intervention
 from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
 from wire.messages.gateway import RecordedChunk, TerminalObservation
@@ -48,6 +49,7 @@ class EpisodeTracker:
         self.ended = 0
         self.starved = 0
         """ticks without an action after the policy has acted, and nobody else since"""
+        self.intervention = Intervention(config.episodes.recovery_first)
         self._robot, self._spec_hash, self._config, self._notify = name, spec.hash, config, notify
         self._stem, self._begun = f"{name}-{session_id}", 0
         self._own_ticks = self._success_ticks = 0
@@ -75,12 +77,24 @@ class EpisodeTracker:
         )
         self._begun += 1
         self.outcome, self._chunk, self._asked_to_end, self._verdict = "", None, False, ""
+        self.intervention.new_episode()
         self.recorder.start(self.episode)
         return self.episode
 
     def end_with(self, verdict: EpisodeOutcome | None) -> None:
         """A person ends it, with a verdict or without: the next step that is recorded is the last."""
         self._asked_to_end, self._verdict = True, verdict or self._verdict
+
+    def hands_back(self, driven: bool) -> bool:
+        """Whether the episode is over because whoever drove has handed back; `driven`: somebody drives still.
+
+        What the policy would do from there is not recorded, so nobody can say how it would have ended: it is unjudged.
+        """
+        if driven or not (self.running and self.intervention.had and self._config.episodes.after_correction == "end"):
+            return False
+        seen = EpisodeOutcome.success if self._success_ticks else EpisodeOutcome.unjudged
+        self.outcome = self._verdict or seen
+        return True
 
     def step(
         self,
@@ -101,7 +115,8 @@ class EpisodeTracker:
         """Record what a tick came to. False if the episode must end at once, as aborted.
 
         `proposed`: float32[da]; `chunk`: what the policy's action is from, and `made`, the same as the policy made it;
-        `own`: it counts against the episode's length; `ending`: whatever happens, this is the last one.
+        `own`: no person has the robot, and it counts against the episode's length; `ending`: whatever happens, this is
+        the last one.
         """
         self._own_ticks += own
         # The first chunk of an episode cannot be there yet; only what runs out afterwards is starvation.
@@ -123,13 +138,14 @@ class EpisodeTracker:
         outcome = ""
         if terminated or (truncated and not ending):
             outcome = EpisodeOutcome.success if succeeded else self._verdict or self._unsuccessful
+        actor = _ACTOR.get(mode, Actor.hold)
         step = Step(
             tick=tick - self.first_tick,
             time_ns=observation.time_ns,
             state=observation.state,
             proposed=np.asarray(proposed, np.float32),
             executed=feedback.executed,
-            actor=_ACTOR.get(mode, Actor.hold),
+            actor=actor,
             frames={camera: frame.time_ns for camera, frame in observation.images.items()},
             chunk_tick=chunk.first_tick - self.first_tick if chunk else -1,
             delay_ticks=delay_ticks if chunk else -1,
@@ -137,6 +153,7 @@ class EpisodeTracker:
             reward=feedback.reward,
             terminated=terminated,
             truncated=truncated,
+            recovery=self.intervention.step(actor, by_person=not own),
         )
         try:
             self.recorder.step(observation, step, self._first_use(mode, chunk, made), outcome)

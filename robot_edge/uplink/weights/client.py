@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from robot_edge.uplink.weights.file import REBUILT, Appended, Found, WeightFile, file_name
+from robot_edge.uplink.weights.cache import WeightCache
+from robot_edge.uplink.weights.file import Appended, Begun, Found, WeightFile
 from robot_edge.uplink.weights.offer_check import OfferCheck
+from robot_edge.uplink.weights.part_requests import PartRequests
 from robot_edge.uplink.weights.plan import FetchPlan, Offer, is_held, is_possible, same
-from robot_edge.uplink.weights.window import MOST_PART, MOST_UNDER_WAY, Asked, RequestWindow
+from robot_edge.uplink.weights.relay_source import RelaySource
 from wire.clock import Clock
-from wire.errors import WeightsError, storage_error, storage_errors
-from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights, VersionAvailable, WeightBytes
+from wire.errors import WeightsError, storage_error
+from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights, Rejection, VersionAvailable, WeightBytes
 from wire.task_thread import Task, TaskQueue
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
@@ -23,14 +25,10 @@ from wire.weights.manifest import DeltaForm
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S, _RELAY_TIMEOUT_S = 2.0, 10.0
-"""a relay may have to fetch a whole chunk for all robots of its site first"""
 _SILENT_PARTS = 5
 """so often a part is asked for in vain before a newer version is fetched instead"""
 _WRONG_CHUNKS = 3
 """so often one is fetched again before the whole is, or a newer version"""
-_RELAY_REST_NS = 60_000_000_000
-"""a relay that was silent, or sent what was wrong, is asked again after so long"""
 
 
 class WeightClient:
@@ -41,18 +39,17 @@ class WeightClient:
     Files are read and written by `tasks`: in a thread once that is started, before the call returns without one.
     """
 
+    _loading = 1  # as of `WeightCache`
+
     def __init__(
-        self, directory: Path, channel: Channel, clock: Clock, keep: int = 3, relay: Channel | None = None
+        self, directory: Path, channel: Channel, clock: Clock, keep: int = 3, relay: RelaySource | None = None
     ) -> None:
-        """`directory` keeps the `keep` versions that came last. `relay`: passes on what the gateway has; it is asked
-        first, and nothing of it is believed."""
+        """`keep`: as of `WeightCache`. `relay`: passes on what the gateway has; it is asked first."""
         self.tasks = TaskQueue("weights")
         self.check = OfferCheck()
         self.directory = directory
-        self._channel, self._relay = channel, relay
-        self._relay_rests_ns = 0
-        self._clock = clock
-        self._keep = keep
+        self._channel = channel
+        self._cache = WeightCache(directory, keep, self._loading)
         self._wanted: Offer | None = None
         self._following: Offer | None = None
         """announced meanwhile, and fetched when that is here"""
@@ -61,14 +58,12 @@ class WeightClient:
         self._plan: FetchPlan | None = None
         """how it is fetched; None while that is not known, or while it is checked"""
         self._checks = self._waits_for_deltas = False
+        self._held: dict[int, str] = {}
+        """versions that are here, as the gateway was asked for deltas from them"""
         self._busy = self._wrong = 0
         """what is being done with it now; chunks of it that were wrong"""
-        self._asked = self._received = self._written = 0
-        """bytes of the plan"""
-        self._under_way: deque[Asked] = deque()
-        self._by_relay = False
-        self._window = RequestWindow()
-        self._progress_ns = self._silent = 0
+        self._requests = PartRequests(channel, clock, relay)
+        self._silent = 0
         self.refused: Counter[str] = Counter()
         """what cannot be a version or a part of one, by reason"""
         self.announced = 0
@@ -77,16 +72,14 @@ class WeightClient:
         """why the version announced last is not fetched, "" when it is"""
         self.fetched_bytes = 0
         """of all that was asked for"""
+        self.is_gateway_silent: Callable[[], bool] = lambda: False
+        """whether nothing at all comes from it"""
         self.ready: tuple[PolicyVersion, Path] | None = None
         self._is_new = False
         """`poll` has not said yet that it is ready"""
-        with storage_errors("preparing the weight cache", directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            for stale in directory.glob(f"*{REBUILT}"):
-                stale.unlink()
 
-    def handle_message(self, message: VersionAvailable | Deltas | WeightBytes) -> None:
-        """Take in what the gateway says."""
+    def handle_message(self, message: VersionAvailable | Deltas | WeightBytes | Rejection) -> None:
+        """Take in what the gateway says of versions."""
         match message:
             case VersionAvailable():
                 self.announced = message.version.number
@@ -95,6 +88,9 @@ class WeightClient:
                 self._on_deltas(message)
             case WeightBytes():
                 self.add_part(message)
+            case Rejection(request=request, reason=reason):
+                if request is not None and self._requests.was_asked_of_gateway(request):
+                    self._on_refused(reason)
 
     @property
     def fetching(self) -> int:
@@ -107,8 +103,8 @@ class WeightClient:
         if self.ready is not None and same(self.ready[0], version):
             self.ready = None
 
-    def fetch(self, version: PolicyVersion, delta: DeltaForm | None = None, chunks: bytes = b"") -> None:
-        """This version is to act; `poll` says when it is ready. `delta`: of its parent; `chunks`: hashes of its file.
+    def fetch(self, version: PolicyVersion, delta: DeltaForm | None = None, chunks: bytes = b"", *more: bytes) -> None:
+        """This version is to act; `poll` says when it is ready. The rest: as of `Offer`.
 
         A fetch under way is finished first, and of those announced meanwhile only the last one is fetched: where
         versions come faster than they can be fetched, none would ever arrive. One that is called back to replaces what
@@ -118,16 +114,15 @@ class WeightClient:
             self.refused["impossible_version"] += 1
             log.error("version %d of %d bytes cannot be: %.80r.", version.number, version.size_bytes, version.sha256)
             return
-        offer = Offer(version, delta, chunks)
+        offer = Offer(version, delta, chunks, *more)
         self._following, wanted = None, self._wanted.version if self._wanted is not None else None
         here = self.ready[0] if self.ready is not None else None
         if wanted is not None and same(wanted, version):
             self.fault = ""
             return
         if here is not None and same(here, version):
-            # Called back before its successor was here.
             self.fault = ""
-            self._drop()
+            self._drop()  # called back before its successor was here
             return
         if wanted is not None and version.number > wanted.number > (here.number if here is not None else 0):
             self._following = offer
@@ -138,35 +133,39 @@ class WeightClient:
 
     def add_part(self, message: WeightBytes, by_relay: bool = False) -> None:
         """Take in a part that was asked for."""
-        file, asked = self._file, self._under_way[0] if self._under_way else None
-        if file is None or self._plan is None or asked is None or by_relay != self._by_relay:
+        file, plan, part = self._file, self._plan, self._requests.find(message, by_relay)
+        if file is None or plan is None or part is None:
             return
-        part, size = asked.part, len(message.data)
-        if (message.number, message.delta, message.offset) != (part.number, part.delta, part.offset):
-            return
-        if not 0 < size <= self._plan.part(self._received, MOST_PART).size:
+        size = len(message.data)
+        if not self._requests.is_possible(message, plan):
             self.refused["impossible_part"] += 1
             log.error("version %d: a part of %d bytes was not asked for.", message.number, size)
             if self._blame_relay("sent a part of another size"):
                 self._ask()
             return
-        self._under_way.popleft()
-        self._progress_ns = self._clock.now_ns()
-        self._window.adapt(asked, self._progress_ns, size)
-        position, self._received = self._received, self._received + size
+        position = self._requests.on_part(size)
         self.fetched_bytes += size
         self._silent = 0
         if size != part.size:
-            # One that was asked for before, or whoever has it sends smaller ones: what is behind it begins elsewhere.
-            part = self._plan.part(position, size)
-            self._asked = self._received
-            self._under_way.clear()
+            part = plan.part(position, size)
+        self._submit(partial(file.append, part, position, message.data), self._on_appended)
+        self.tasks.poll()
 
-        def appended(of: Offer, found: Appended | None) -> None:
-            if found is not None:
-                self._on_appended(of, found)
+    def on_relay_refused(self, request: FetchWeights, reason: str) -> None:
+        """The relay says that it cannot have this."""
+        if self._plan is not None and self._requests.on_relay_refused(request):
+            log.warning("version %d comes from the gateway instead of the relay: %.300s", request.number, reason)
+            self._ask()
 
-        self._submit(partial(file.append, part, position, message.data), appended)
+    def _on_refused(self, reason: str) -> None:
+        """The gateway has it no more."""
+        log.warning("version %d does not come: %.300s", self.fetching, reason)
+        if self._plan is not None and self._plan.base:
+            self._follow_plan(None)
+        else:
+            # The newest is announced again to whoever does not act by it.
+            self._drop()
+            self._follow()
         self.tasks.poll()
 
     def poll(self) -> bool:
@@ -175,15 +174,14 @@ class WeightClient:
         if self._file is not None and not self._busy:
             if self._checks:
                 self._submit(self._file.check, self._on_checked)
-            elif self._clock.now_ns() - self._progress_ns > self._timeout_s * 1e9:
+            elif self._plan is not None and self._requests.leave_lost_relay():
+                log.warning("version %d comes from the gateway: the relay is not there any more.", self.fetching)
+                self._ask()
+            elif self._requests.late:
                 self._on_silence()
         self.tasks.poll()
         is_new, self._is_new = self._is_new, False
         return is_new
-
-    @property
-    def _timeout_s(self) -> float:
-        return _RELAY_TIMEOUT_S if self._by_relay and self._under_way else _TIMEOUT_S
 
     # --- what is said of versions ---------------------------------------------------------------------------------
 
@@ -194,7 +192,7 @@ class WeightClient:
             self.refused["manifest"] += 1
             self._refuse(str(error))
             return
-        self.fetch(message.version, message.delta, chunks)
+        self.fetch(message.version, message.delta, chunks, message.manifest, message.signature)
 
     def _on_deltas(self, message: Deltas) -> None:
         offer = self._wanted
@@ -202,10 +200,8 @@ class WeightClient:
             return
         self._waits_for_deltas = False
         deltas = message.deltas
-        if deltas and all(one.size_bytes > 0 for one in deltas) and deltas[-1].number == message.number:
-            self._follow_plan(FetchPlan.by(deltas, file_name(deltas[0].base, deltas[0].base_sha256)))
-        else:
-            self._follow_plan(None)
+        usable = deltas and all(one.size_bytes > 0 for one in deltas) and deltas[-1].number == message.number
+        self._follow_plan(FetchPlan.by(deltas) if usable else None)
         self.tasks.poll()
 
     def _refuse(self, fault: str) -> None:
@@ -217,11 +213,11 @@ class WeightClient:
 
     def _begin(self, offer: Offer) -> None:
         """Nothing of it is here, as far as is known."""
-        self._wanted, self._file = offer, WeightFile(self.directory, offer.version, self._keep)
+        self._wanted, self._file = offer, WeightFile(self._cache, offer)
         self._plan, self._checks, self._waits_for_deltas = None, False, False
         self._busy = self._silent = self._wrong = 0
-        self._window.begin()
-        self._set_position(0)
+        self._requests.window.begin()
+        self._requests.set_position(0)
         self._submit(self._file.look, self._on_looked)
 
     def _submit(self, run: Callable[[], Any], done: Callable[[Offer, Any], None]) -> None:
@@ -250,20 +246,20 @@ class WeightClient:
             self.fault = ""
             return
         if found.fault:
-            # Only another version, or more room, can mend that.
-            self._refuse(found.fault)
-            self._drop()
-            self._follow()
+            self._on_no_room(offer, found.fault)
             return
-        self.fault = ""
         delta = offer.delta
         if delta is not None and is_held(found.held, delta.base, delta.base_sha256) and delta.size_bytes > 0:
-            self._follow_plan(FetchPlan.by([delta], file_name(delta.base, delta.base_sha256)))
+            self._follow_plan(FetchPlan.by([delta]))
         elif delta is not None and found.held:
-            self._waits_for_deltas, self._progress_ns = True, self._clock.now_ns()
-            self._channel.send(FetchDeltas(offer.version.number, found.held))
+            self._waits_for_deltas, self._held = True, found.held
+            self._ask_for_deltas(offer)
         else:
             self._follow_plan(None)
+
+    def _ask_for_deltas(self, offer: Offer) -> None:
+        self._requests.touch()
+        self._channel.send(FetchDeltas(offer.version.number, self._held))
 
     def _follow_plan(self, plan: FetchPlan | None) -> None:
         """Fetch by that, None: the whole."""
@@ -272,17 +268,30 @@ class WeightClient:
         version = self._wanted.version
         plan = plan or FetchPlan.whole(version.number, version.size_bytes, self._wanted.chunks)
         self._plan, self._wrong = None, 0
-        self._progress_ns = self._clock.now_ns()
+        self._requests.touch()
 
-        def begun(_: Offer, position: int) -> None:
-            self._plan = plan
-            self._set_position(position)
-            self._ask()
+        def begun(offer: Offer, found: Begun) -> None:
+            if found.fault and plan.base:
+                self._follow_plan(None)  # which takes a little less
+            elif found.fault:
+                self._on_no_room(offer, found.fault)
+            else:
+                self._plan, self.fault = plan, ""
+                self._requests.begin(found.position)
+                self._ask()
 
         self._submit(partial(self._file.begin, plan), begun)
 
-    def _on_appended(self, offer: Offer, found: Appended) -> None:
-        self._written = found.position
+    def _on_no_room(self, offer: Offer, fault: str) -> None:
+        """Only another version, or more room, can mend that."""
+        self._refuse(fault)
+        self._drop()
+        self._follow()
+
+    def _on_appended(self, offer: Offer, found: Appended | None) -> None:
+        if found is None:
+            return
+        self._requests.written = found.position
         if found.done:
             self._on_ready(offer)
         elif found.wrong_chunk or found.wrong_whole:
@@ -303,7 +312,7 @@ class WeightClient:
             self._drop()
             self._follow()
         else:
-            self._set_position(found.position)
+            self._requests.set_position(found.position)
             if self._wrong < _WRONG_CHUNKS:  # else `_on_silence` does, later
                 self._ask()
 
@@ -317,22 +326,23 @@ class WeightClient:
     def _on_ready(self, offer: Offer) -> None:
         assert self._file is not None
         self.ready, self._is_new = (offer.version, self._file.path), True
+        if self._plan is not None:
+            self._requests.on_ready(self._plan)
         self._wanted = self._file = self._plan = None
-        self._under_way.clear()
+        self._requests.set_position(0)
         self._follow()
 
     def _on_failed(self, offer: Offer, error: OSError) -> None:
         assert self._file is not None
-        path, number = self._file.path, offer.version.number
+        what = f"{'reading' if self._checks else 'keeping'} version {offer.version.number}"
+        log.error("%s", storage_error(error, what, self._file.path))
         if self._checks:
-            log.error("%s", storage_error(error, f"reading version {number}", path))
             self._checks = False
             self._follow_plan(None)
-            return
-        # The robot goes on with the version it has; the next announcement tries again.
-        log.error("%s", storage_error(error, f"keeping version {number}", path))
-        self._drop()
-        self._follow()
+        else:
+            # The robot goes on with the version it has; the next announcement tries again.
+            self._drop()
+            self._follow()
 
     def _follow(self) -> None:
         """Fetch what was announced meanwhile."""
@@ -342,17 +352,21 @@ class WeightClient:
     def _drop(self) -> None:
         """Fetch nothing any more; what came of it goes."""
         file, self._wanted, self._file, self._plan, self._busy = self._file, None, None, None, 0
-        self._under_way.clear()
+        self._requests.set_position(0)
         if file is not None:
             self.tasks.submit(Task(file.drop))
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _on_silence(self) -> None:
-        self._window.halve()
-        self._silent += 1
-        self._blame_relay("is silent")
-        if self._waits_for_deltas or self._plan is None:
+        self._requests.window.halve()
+        # A line that is cut says nothing of what the gateway has: what is here is gone on with when it is back.
+        self._silent += not self.is_gateway_silent()
+        if self._requests.under_way:  # else it is not the relay that is waited for
+            self._blame_relay("is silent, or too slow")
+        if self._waits_for_deltas and self._silent < _SILENT_PARTS and self._wanted is not None:
+            self._ask_for_deltas(self._wanted)
+        elif self._waits_for_deltas or self._plan is None:
             self._waits_for_deltas = False
             self._follow_plan(None)
         elif self._following is not None and self._silent >= _SILENT_PARTS:
@@ -360,41 +374,20 @@ class WeightClient:
             log.warning("a version does not come; %d is fetched instead.", self._following.version.number)
             self._drop()
             self._follow()
-        elif self._silent % _SILENT_PARTS == 0 and self._plan.base:
+        elif self._silent >= _SILENT_PARTS and self._plan.base:
             # A gateway that lost a delta has the whole.
             self._follow_plan(None)
         else:
-            self._set_position(self._received)
+            self._requests.set_position(self._requests.received)
             self._ask()
 
     def _blame_relay(self, what: str) -> bool:
         """Whether it was asked."""
-        if self._by_relay:
-            log.error("the relay %s; for a minute the gateway is asked instead.", what)
-            self.refused["relay"] += 1
-            self._relay_rests_ns = self._clock.now_ns() + _RELAY_REST_NS
-            self._under_way.clear()
-            self._asked, self._by_relay = self._received, False
-            return True
-        return False
-
-    def _set_position(self, position: int) -> None:
-        """Go on from there; what is under way is not waited for."""
-        self._asked = self._received = self._written = position
-        self._under_way.clear()
+        if not self._requests.blame_relay(what):
+            return False
+        self.refused["relay"] += 1
+        return True
 
     def _ask(self) -> None:
-        """Ask for as much as may be under way, for one part at least."""
         assert self._plan is not None
-        self._progress_ns = now_ns = self._clock.now_ns()
-        while self._asked < self._plan.size_bytes and len(self._under_way) < MOST_UNDER_WAY:
-            part = self._plan.part(self._asked, self._window.part_bytes)
-            if self._under_way and self._asked + part.size - self._written > self._window.size_bytes:
-                break
-            if not self._under_way:
-                # Nothing is waited for from either: this may be asked of the other.
-                self._by_relay = self._relay is not None and bool(part.chunk) and now_ns >= self._relay_rests_ns
-            channel = self._relay if self._by_relay and self._relay is not None else self._channel
-            channel.send(FetchWeights(part.number, part.offset, part.size, part.delta, part.chunk))
-            self._asked += part.size
-            self._under_way.append(Asked(part, now_ns))
+        self._requests.ask(self._plan)

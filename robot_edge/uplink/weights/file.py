@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
-from robot_edge.uplink.weights.plan import FetchPlan, Part
+from robot_edge.runtime.memory import available_memory
+from robot_edge.uplink.weights.cache import COMING, REBUILT, STAYS_FREE_BYTES, WeightCache
+from robot_edge.uplink.weights.plan import FetchPlan, Offer, Part
 from wire.errors import WeightsError
-from wire.types import PolicyVersion
 from wire.weights.delta import apply, read_frames
 
-COMING, REBUILT = ".part", ".tmp"
 _CHECKED_AT_ONCE = 8 * 1024 * 1024
-_ROOM_BYTES = 64 * 1024 * 1024
-"""that stay free on the disk"""
-_NAME = re.compile(r"(\d{8,})-([0-9a-f]{12})\.safetensors")
 
 
 class Found(NamedTuple):
@@ -30,9 +26,18 @@ class Found(NamedTuple):
     whole: bool
     """a file of its name, which is still to be checked"""
     held: dict[int, str]
-    """the first 12 hexadecimal digits of the sha256 of versions that are here, by number"""
+    """as of `WeightCache`"""
     fault: str
     """why it cannot be had here, "" when it can"""
+
+
+class Begun(NamedTuple):
+    """What is here of what a plan brings."""
+
+    position: int
+    """the byte that is wanted first"""
+    fault: str
+    """why there is no room for the rest, "" when there is"""
 
 
 class Appended(NamedTuple):
@@ -54,10 +59,9 @@ class WeightFile:
     What came of it stays when the process is killed, and is gone on with as far as its chunks are right.
     """
 
-    def __init__(self, directory: Path, version: PolicyVersion, keep: int) -> None:
-        """`keep`: so many versions are kept, with this one, when it is here."""
-        self.path = directory / file_name(version.number, version.sha256)
-        self._version, self._keep = version, keep
+    def __init__(self, cache: WeightCache, offer: Offer) -> None:
+        self.path = cache.path(offer)
+        self._cache, self._offer, self._version = cache, offer, offer.version
         self._coming = self.path.with_suffix(COMING)
         self._file: BinaryIO | None = None
         self._sha256 = hashlib.sha256()
@@ -68,11 +72,10 @@ class WeightFile:
         """What is here of it, and of others."""
         if self.path.exists():
             return Found(True, {}, "")
-        held = {int(found[1]): found[2] for path in self.path.parent.iterdir() if (found := _NAME.fullmatch(path.name))}
-        return Found(False, held, self._fault())
+        return Found(False, self._cache.held(), self._memory_fault())
 
-    def begin(self, plan: FetchPlan) -> int:
-        """Take in what comes by `plan`; so much of that is here already."""
+    def begin(self, plan: FetchPlan) -> Begun:
+        """Take in what comes by `plan`, and make room for it."""
         self._close()
         self._plan = plan
         name = f"{self.path.stem}.from-{plan.base.partition('.')[0]}" if plan.base else self.path.stem
@@ -80,7 +83,8 @@ class WeightFile:
         for other in self.path.parent.glob(f"*{COMING}"):
             if other != self._coming:
                 other.unlink()
-        return self._resume()
+        position = self._resume()
+        return Begun(position, self._disk_fault(plan.size_bytes - position))
 
     def append(self, part: Part, position: int, data: bytes) -> Appended | None:
         """Write what comes next, from `position` on; None for what was asked for behind a chunk that was wrong."""
@@ -107,7 +111,7 @@ class WeightFile:
             self._coming.unlink()
             return Appended(self._resume(), wrong_whole=True)
         self._coming.rename(self.path)
-        self._keep_newest()
+        self._cache.hand_out(self._offer)
         return Appended(position, done=True)
 
     def check(self) -> bool | None:
@@ -117,7 +121,10 @@ class WeightFile:
         if len(data) == _CHECKED_AT_ONCE:
             return None
         self._close()
-        return self._sha256.hexdigest() == self._version.sha256
+        right = self._sha256.hexdigest() == self._version.sha256
+        if right:
+            self._cache.hand_out(self._offer)
+        return right
 
     def drop(self) -> None:
         """It is wanted no more; what came of it goes."""
@@ -170,26 +177,28 @@ class WeightFile:
             rebuilt.unlink(missing_ok=True)
         return right
 
-    def _keep_newest(self) -> None:
-        others = [file for file in self.path.parent.glob("*.safetensors") if file != self.path]
-        for old in sorted(others, key=lambda file: file.stat().st_mtime_ns)[: len(others) + 1 - self._keep]:
-            old.unlink()
+    def _memory_fault(self) -> str:
+        # What reads the file has its bytes and the tensors in them at once; what acts keeps what it has meanwhile.
+        needed, (available, where) = 2 * self._version.size_bytes, available_memory()
+        if needed <= available:
+            return ""
+        return (
+            f"version {self._version.number} needs {_mb(needed)} of memory, for its file and the tensors in it while "
+            f"it is loaded beside the one that acts, and {_mb(available)} are available ({where}): end other programs, "
+            "allow this one more, choose a smaller policy, or run it on another computer (`--think`)."
+        )
 
-    def _fault(self) -> str:
-        number, size = self._version.number, self._version.size_bytes
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if size > memory:
-            return (
-                f"version {number} has {size / 1e6:.0f} MB, this computer {memory / 1e6:.0f} MB of memory: run its "
-                "policy on another one (`--think`), or a smaller policy."
-            )
-        free = shutil.disk_usage(self.path.parent).free
-        if size + _ROOM_BYTES > free:
-            return (
-                f"version {number} has {size / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free below "
-                f"{self.path.parent}: free some room."
-            )
-        return ""
+    def _disk_fault(self, coming_bytes: int) -> str:
+        needed, what = coming_bytes, "its file"
+        if self._plan.base:
+            needed, what = needed + self._version.size_bytes, "deltas and the file that they make"
+        if self._cache.make_room(needed, (self.path.name, self._plan.base)):
+            return ""
+        return (
+            f"version {self._version.number} needs {_mb(needed)} below {self.path.parent} for {what}, besides "
+            f"{_mb(STAYS_FREE_BYTES)} that stay free, and {_mb(self._cache.free_bytes())} are free there: free some "
+            "room, or choose a --data directory on a larger disk."
+        )
 
     def _open(self, path: Path, mode: str) -> BinaryIO:
         if self._file is None:
@@ -202,6 +211,5 @@ class WeightFile:
             file.close()
 
 
-def file_name(number: int, sha256: str) -> str:
-    """Of a version."""
-    return f"{number:08d}-{sha256[:12]}.safetensors"
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"

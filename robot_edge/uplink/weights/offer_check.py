@@ -17,12 +17,19 @@ class OfferCheck:
         """what versions must be for, "" while that is not known"""
 
     def chunks_of(self, message: VersionAvailable) -> bytes:
-        """The hashes of its chunks, b"" where nothing is signed: it is then fetched from the gateway alone. Raises
+        """The hashes of its chunks, b"" where nobody signs: it is then fetched from the gateway alone. Raises
         `WeightsError`."""
-        if not message.signature:
+        number = message.version.number
+        if not message.signature and not self.key:
             return b""
+        if not message.signature:
+            raise WeightsError(
+                f"version {number} was announced without a signature, and this fleet's gateway signs what may act: "
+                "wait until its file has reached the gateway, which announces it then. If that does not come, its log "
+                "says why; `vla-fleet versions promote` has another version act."
+            )
         manifest = read_manifest(message.manifest, message.signature, self.key)
         if manifest.version != message.version:
-            raise WeightsError(f"version {message.version.number}: a manifest of another version.")
+            raise WeightsError(f"version {number}: a manifest of another version.")
         manifest.require_runnable(self.spec_hash)
         return manifest.chunks

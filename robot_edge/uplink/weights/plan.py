@@ -30,7 +30,11 @@ class Offer(NamedTuple):
 
     version: PolicyVersion
     delta: DeltaForm | None
+    """of its parent"""
     chunks: bytes
+    """hashes of those of its file, b"" when nobody said"""
+    manifest: bytes = b""
+    signature: bytes = b""
 
 
 class Part(NamedTuple):
@@ -43,6 +47,7 @@ class Part(NamedTuple):
     size: int
     chunk: bytes
     """sha256 of the chunk, b"" when nobody said"""
+    chunk_bytes: int
     ends_chunk: bool
 
 
@@ -60,17 +65,20 @@ class FetchPlan:
         return cls((Blob(number, False, size_bytes, chunks),))
 
     @classmethod
-    def by(cls, deltas: Sequence[DeltaForm], base: str) -> FetchPlan:
-        return cls([Blob(one.number, True, one.size_bytes, one.chunks) for one in deltas], base)
+    def by(cls, deltas: Sequence[DeltaForm]) -> FetchPlan:
+        """One after the other, from what the first one is a delta of."""
+        blobs = [Blob(one.number, True, one.size_bytes, one.chunks) for one in deltas]
+        return cls(blobs, file_name(deltas[0].base, deltas[0].base_sha256))
 
     def part(self, position: int, most: int) -> Part:
         """At most `most` bytes from there on, of one chunk."""
         blob, offset = self._find(position)
         index = offset // CHUNK_BYTES
-        end = min((index + 1) * CHUNK_BYTES, blob.size_bytes)
+        begin = index * CHUNK_BYTES
+        end = min(begin + CHUNK_BYTES, blob.size_bytes)
         size = min(most, end - offset)
         chunk = blob.chunks[index * HASH_BYTES : (index + 1) * HASH_BYTES]
-        return Part(blob.number, blob.delta, offset, size, chunk, offset + size == end)
+        return Part(blob.number, blob.delta, offset, size, chunk, end - begin, offset + size == end)
 
     def chunk_begin(self, position: int) -> int:
         """Where the chunk begins that `position` lies in."""
@@ -83,6 +91,11 @@ class FetchPlan:
                 return blob, position
             position -= blob.size_bytes
         raise IndexError(f"{position} bytes behind the end")
+
+
+def file_name(number: int, sha256: str) -> str:
+    """Of a version."""
+    return f"{number:08d}-{sha256[:12]}.safetensors"
 
 
 def is_held(held: Mapping[int, str], number: int, sha256: str) -> bool:

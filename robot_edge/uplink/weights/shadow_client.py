@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.relay_source import RelaySource
 from robot_edge.uplink.weights.window import MOST_PART, RequestWindow
 from wire.clock import Clock
 from wire.task_thread import Task
@@ -20,12 +21,12 @@ class ShadowWeightClient(WeightClient):
     """
 
     def __init__(
-        self, directory: Path, channel: Channel, clock: Clock, acting: WeightClient, relay: Channel | None = None
+        self, directory: Path, channel: Channel, clock: Clock, acting: WeightClient, relay: RelaySource | None = None
     ) -> None:
         """As `WeightClient`. `acting`: fetches the version to act by."""
         super().__init__(directory, channel, clock, keep=1, relay=relay)
         self._acting, self._paused = acting, False
-        self._window = RequestWindow(MOST_PART)
+        self._requests.window = RequestWindow(MOST_PART)
         self.clear()
 
     def link_bases(self) -> None:
@@ -45,8 +46,9 @@ class ShadowWeightClient(WeightClient):
             self.tasks.poll()
             return False
         if self._paused:
-            self._paused, self._progress_ns = False, self._clock.now_ns()
-            if self._plan is not None and not (self._under_way or self._busy or self._checks):
+            self._paused = False
+            self._requests.touch()
+            if self._plan is not None and not (self._requests.under_way or self._busy or self._checks):
                 self._ask()
         return super().poll()
 

@@ -9,10 +9,11 @@ from robot_edge.shadow.reports import merged
 from robot_edge.uplink.gateway_link import GatewayLink
 from robot_edge.uplink.weights.client import WeightClient
 from robot_edge.uplink.weights.plan import same
+from robot_edge.uplink.weights.relay_source import RelaySource
 from robot_edge.uplink.weights.shadow_client import ShadowWeightClient
 from wire.clock import Clock
 from wire.messages import Message
-from wire.messages.gateway import Deltas, Hello, ShadowReport, ShadowRequest, WeightBytes
+from wire.messages.gateway import Deltas, Hello, Rejection, ShadowReport, ShadowRequest, WeightBytes
 from wire.messages.local import LoadShadow
 from wire.transport.channel import Channel
 from wire.types import PolicyVersion
@@ -34,10 +35,11 @@ class ShadowLink:
         link: GatewayLink,
         acting: WeightClient,
         clock: Clock,
-        relay: Channel | None = None,
+        relay: RelaySource | None = None,
     ) -> None:
         """`directory`: for its files; `acting`: fetches the version to act by. Raises `StorageError`."""
         self.weights = ShadowWeightClient(directory, gateway, clock, acting, relay)
+        self.weights.is_gateway_silent = lambda: link.silent
         self.process: Channel | None = None
         """to the shadow process, None where there is none"""
         self.inference_pid = 0
@@ -67,7 +69,7 @@ class ShadowLink:
         self.weights.link_bases()
         self.weights.handle_message(offer)
 
-    def handle_weights(self, message: Deltas | WeightBytes, by_relay: bool = False) -> None:
+    def handle_weights(self, message: Deltas | WeightBytes | Rejection, by_relay: bool = False) -> None:
         """What came of a version: it may be of this one."""
         if isinstance(message, WeightBytes):
             self.weights.add_part(message, by_relay)

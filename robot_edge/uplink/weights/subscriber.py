@@ -9,7 +9,16 @@ from pathlib import Path
 from robot_edge.uplink.weights.client import WeightClient
 from wire.clock import Clock
 from wire.messages import Message
-from wire.messages.gateway import Deltas, Hello, HelloAck, Stop, VersionAvailable, WeightBytes
+from wire.messages.gateway import (
+    Deltas,
+    FetchWeights,
+    Hello,
+    HelloAck,
+    Rejection,
+    Stop,
+    VersionAvailable,
+    WeightBytes,
+)
 from wire.transport.channel import Channel
 from wire.transport.session import GatewaySession
 from wire.types import PolicyVersion
@@ -46,6 +55,7 @@ class WeightSubscriber:
         self._gateway = gateway
         self._take, self._wants, self._remind = take, wants, remind
         self._client = WeightClient(weights, gateway, clock, keep)
+        self._client.is_gateway_silent = lambda: self.session.silent
         self._client.check.spec_hash = hello.spec.hash if hello.spec is not None else ""
 
     @property
@@ -70,7 +80,7 @@ class WeightSubscriber:
             match message:
                 case VersionAvailable(version=version) if not self._wants(version):
                     pass
-                case VersionAvailable() | Deltas() | WeightBytes():
+                case VersionAvailable() | Deltas() | WeightBytes() | Rejection(request=FetchWeights()):
                     self._client.handle_message(message)
                 case Stop():
                     self.stopping = True

@@ -43,15 +43,15 @@ class RequestWindow:
     def halve(self) -> None:
         self.size_bytes = max(_LEAST_PART, self.size_bytes // 2)
 
-    def adapt(self, asked: Asked, now_ns: int, size: int) -> None:
-        """A part has come, of so many bytes."""
-        took_ns = now_ns - asked.at_ns
+    def adapt(self, asked_ns: int, now_ns: int, size: int) -> None:
+        """A part has come, of so many bytes, that was asked for at `asked_ns`."""
+        took_ns = now_ns - asked_ns
         # The line may be another one by now.
         self._quickest_ns = min(self._quickest_ns * 513 // 512, took_ns)
         more_ns = took_ns - self._quickest_ns
         if took_ns > _SLOW_NS or more_ns > _QUEUED_NS:
             # Those that were asked for before say the same once more.
-            if asked.at_ns >= self._halved_ns:
+            if asked_ns >= self._halved_ns:
                 self.halve()
                 self._halved_ns = now_ns
         elif took_ns < _FAST_NS and more_ns < _FREE_NS:

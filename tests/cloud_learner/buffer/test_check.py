@@ -5,7 +5,7 @@ import pytest
 from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
 from wire.errors import InvalidDataError
-from wire.messages.gateway import CameraFrames
+from wire.messages.gateway import ACTORS, CameraFrames
 
 SPEC = fake_spec(2)
 FIRST, SECOND, LAST = fake_episode(SPEC, "e", steps=200)
@@ -39,6 +39,11 @@ def test_a_good_episode_passes():
     _check(LAST, None)
 
 
+def test_people_may_recover():
+    _check(replace(FIRST, recovery=FIRST.actor == ACTORS.index("human")), {})
+    assert {ACTORS.index(name) for name in ("human", "policy", "hold")} <= set(FIRST.actor.tolist())
+
+
 def test_a_step_may_have_seen_what_the_one_before_saw():
     """A driver's state may come slower than the ticks, or be late once."""
     spec = fake_spec(0)
@@ -65,6 +70,10 @@ def test_a_step_may_have_seen_what_the_one_before_saw():
         ({"times_ns": _changed(FIRST.times_ns, 5, FIRST.times_ns[4] - 1)}, "runs backwards at tick 5"),
         ({"actor": _changed(FIRST.actor, 0, 4)}, "actor 4"),
         ({"version": _changed(FIRST.version, 0, -1)}, "version"),
+        ({"recovery": np.zeros(FIRST.steps, np.uint8)}, "recovery is"),
+        ({"recovery": np.zeros(3, bool)}, "recovery"),
+        ({"recovery": FIRST.actor == ACTORS.index("policy")}, "recovery at tick .* neither a human nor a script"),
+        ({"recovery": FIRST.actor == ACTORS.index("hold")}, "recovery at tick .* neither a human nor a script"),
         ({"frame_times_ns": {}}, "cameras"),
         ({"frames": {**FIRST.frames, "other": FIRST.frames["camera0"]}}, "other"),
         ({"frames": {"camera0": FIRST.frames["camera0"]}}, "never came"),

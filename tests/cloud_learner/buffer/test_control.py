@@ -1,15 +1,23 @@
 """Who was in control, from the actors of steps alone."""
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.control import (
     NOBODY,
+    RECOVERY,
+    actor_index,
     arrival_lag,
+    by_human,
     find_runs,
+    is_recovery,
     is_takeover,
     largest_lag,
+    marked_actor,
+    rollout_steps,
     summarise_control,
 )
+from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 
@@ -65,6 +73,19 @@ def test_runs_say_the_same_as_the_steps():
         assert np.array_equal(np.repeat(which, count), version)
         # no two neighbours are one
         assert ((who[1:] != who[:-1]) | (which[1:] != which[:-1])).all()
+
+
+def test_a_recovery_is_a_humans_step_and_splits_its_run():
+    plain = fake_episode(fake_spec(0), "e", steps=6, actor=[POLICY, HUMAN, HUMAN, HUMAN, HOLD, POLICY])[0]
+    assert marked_actor(plain) is plain.actor, "old segments lack the field"
+    marks = np.array([False, True, True, False, False, False])
+    marked = marked_actor(msgspec.structs.replace(plain, recovery=marks))
+    assert (marked.dtype, is_recovery(marked).tolist()) == (np.uint8, marks.tolist())
+    assert actor_index(marked).tolist() == plain.actor.tolist()
+    assert by_human(marked).tolist() == by_human(plain.actor).tolist() == [False, True, True, True, False, False]
+    assert rollout_steps(marked, False).tolist() == rollout_steps(plain.actor, False).tolist()
+    runs = find_runs(marked, plain.version)
+    assert runs[:, 1:3].tolist() == [[1, POLICY], [2, HUMAN | RECOVERY], [1, HUMAN], [1, HOLD], [1, POLICY]]
 
 
 def test_the_lag_of_a_segment_is_that_of_what_the_policy_did_by_itself():

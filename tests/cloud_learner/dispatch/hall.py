@@ -9,13 +9,16 @@ from pathlib import Path
 import msgspec
 
 from cloud_learner.buffer.location import BufferLocation
+from cloud_learner.buffer.store.objects import open_objects
 from cloud_learner.gateway.server import Gateway
 from cloud_learner.gateway.stop_server import StopServer
 from cloud_learner.gateway.storage.ingest import Ingest
+from cloud_learner.gateway.storage.weight_exchange import WeightExchange
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.sessions import OperatorSessions
 from cloud_learner.operator.view import FleetView
 from cloud_learner.rollout.config import RolloutConfig
+from hal.resource.admitted_robots import AdmittedRobots
 from tests import samples
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
 from wire.clock import ManualClock
@@ -42,7 +45,10 @@ class Hall:
         ledger: str = "",
         signer: Signer | None = None,
         rollout: RolloutConfig | None = None,
+        objects: Path | None = None,
+        robots: AdmittedRobots | None = None,
     ) -> None:
+        """`objects`: where gateways on the same ledger have each other's versions; `robots`: else `SPEC`'s."""
         self.root = root
         self.clock = clock or ManualClock(10**9)
         self.server = server or MemoryServer()
@@ -53,16 +59,19 @@ class Hall:
         self.stops = stops(self.clock) if stops is not None else None
         give = self.stops.give if self.stops is not None else None
         self.desk = OperatorSessions(self.view, clock=self.clock, stop=give)
-        self.signer, self.rollout = signer, rollout
+        self.signer, self.rollout, self.objects, self.admitted = signer, rollout, objects, robots
         weights = WeightStore.open(root / "weights", self.ledger, signer=signer)
+        if objects is not None:
+            weights.exchange = WeightExchange(
+                root / "weights", self.ledger, open_objects(f"file://{objects}"), look_s=0
+            )
         self.gateway = Gateway(
             self.server,
             self.ledger,
             self.ingest,
             weights,
             self.view,
-            TASKS,
-            SPEC,
+            robots or AdmittedRobots.of_one(SPEC, TASKS),
             self.clock,
             lambda: self.clock.now_ns(),
             self.stops,
@@ -74,7 +83,8 @@ class Hall:
     def killed(self) -> Hall:
         """Another gateway on the same data, as after a kill -9."""
         self.ledger.close()
-        again = Hall(self.root, self.clock, self.server, signer=self.signer, rollout=self.rollout)
+        signer, rollout, objects, robots = self.signer, self.rollout, self.objects, self.admitted
+        again = Hall(self.root, self.clock, self.server, signer=signer, rollout=rollout, objects=objects, robots=robots)
         again.edges = self.edges
         return again
 

@@ -64,7 +64,7 @@ def test_a_page_rolls_back_pins_and_promotes(hall: Hall) -> None:
 @pytest.mark.parametrize(
     ("action", "number", "robot", "words"),
     [
-        ("promote", 9, "", "there is no policy version 9; the newest is 1"),
+        ("promote", 9, "", "there is no policy version 9: there are 1 to 1; `vla-fleet versions list` shows them."),
         ("promote", 0, "", "promote needs the number of a version"),
         ("rollback", 0, "", "there is no earlier promoted version"),
         ("pin", 1, "robot-9", "there is no robot 'robot-9'"),

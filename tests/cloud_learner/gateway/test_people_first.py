@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from cloud_learner.gateway.storage.weight_store import WeightStore
+from hal.resource.admitted_robots import AdmittedRobots
 from tests import samples
-from tests.cloud_learner.dispatch.hall import Hall, canary, commands, page
+from tests.cloud_learner.dispatch.hall import TASKS, Hall, canary, commands, page
 from tests.cloud_learner.fake_edge import SPEC
 from tests.cloud_learner.gateway.test_permissions import KINDS, sent
 from wire import codec
@@ -391,17 +392,13 @@ def test_a_robot_without_room_is_told_to_come_again(hall: Hall, monkeypatch: pyt
     assert hall.gateway._storage.queued_bytes == 0
 
 
-def test_pictures_for_people_are_as_many_however_many_robots_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_for_people_are_as_many_however_many_robots_there_are(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(SPEC, cameras=tuple(CameraSpec(name, 64, 64, 20.0) for name in ("front", "wrist")))
-    for where in ("fake_edge", "dispatch.hall"):
-        monkeypatch.setattr(f"tests.cloud_learner.{where}.SPEC", spec)
-    hall = Hall(tmp_path)
+    hall = Hall(tmp_path, robots=AdmittedRobots.of_one(spec, TASKS))
 
     def pause_s(robots: int) -> float:
         for number in range(len(hall.edges), robots):
-            hall.edge(f"robot-{number}")
+            hall.edge(f"robot-{number}", spec=spec)
         hall.gateway.poll()
         edge = hall.edges[0]
         edge.poll()

@@ -18,6 +18,7 @@ from cloud_learner.gateway.storage import storage_thread
 from cloud_learner.gateway.storage.ingest import Ingest
 from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.operator.view import FleetView
+from hal.resource.admitted_robots import AdmittedRobots
 from tests import samples
 from wire import codec
 from wire.clock import ManualClock, clock_name
@@ -68,8 +69,7 @@ class Hall:
             self.ingest,
             WeightStore.open(root / "weights", self.ledger),
             self.view,
-            ("reach", "push"),
-            samples.spec(),
+            AdmittedRobots.of_one(samples.spec(), ("reach", "push")),
             self.clock,
             lambda: 5,
         )

@@ -227,6 +227,7 @@ def test_cards_show_health_and_holder_and_the_jobs_are_listed(page: sync_api.Pag
     card = page.locator("[data-robot=r2]")
     sync_api.expect(card.locator(".health")).to_have_text("ready")
     sync_api.expect(card.locator(".holder")).to_have_text("job main · lab")
+    sync_api.expect(card.locator(".embodiment")).to_have_text(arm_spec().embodiment)
     sync_api.expect(card.locator(".ailment")).to_be_hidden()
     gateway.states["r2"] = robot_state("r2", health="draining", reason="the driver blocks")
     sync_api.expect(card.locator(".health")).to_have_text("draining")
@@ -364,6 +365,35 @@ def test_a_waiting_robot_has_large_buttons_for_verdict_and_scene(page: sync_api.
     assert page.locator(".toast").count() == 0
 
 
+def test_whoever_drives_says_that_they_recover_and_then_correct(page: sync_api.Page, gateway: Gateway):
+    card = page.locator("[data-robot=r1]")
+    words = card.get_by_role("group", name="Your part at r1").get_by_role("button")
+    gateway.says["r1"] = {"part": "correction"}
+    sync_api.expect(words).to_have_count(0)
+    card.get_by_role("button", name="Take over").click()
+    gateway.wait_for("take_over")
+    sync_api.expect(words).to_have_count(2)
+    sync_api.expect(card.locator(".chip")).to_have_text("human corrects")
+    page.keyboard.press("r")
+    assert gateway.wait_for("recover").robot == "r1"
+    gateway.says["r1"] = {"part": "recovery"}
+    sync_api.expect(card.locator(".chip")).to_have_text("human recovers")
+    sync_api.expect(words.nth(0)).to_have_attribute("aria-pressed", "true")
+    page.keyboard.down("c")
+    page.keyboard.down("c")  # as a key that is held repeats
+    page.keyboard.up("c")
+    gateway.wait_for("correct")
+    words.nth(1).click()
+    since = len(gateway.commands)
+    gateway.says["r1"] = {}
+    sync_api.expect(words).to_have_count(0)
+    page.keyboard.press("c")
+    card.get_by_role("button", name="Hand back").click()
+    gateway.wait_for("hand_back", since)
+    assert [command.kind for command in gateway.commands].count("correct") == 2
+    assert page.locator(".toast").count() == 0
+
+
 def test_closing_the_page_drops_its_robot(page: sync_api.Page, gateway: Gateway, browser, server: Server):
     page.locator("[data-robot=r2]").get_by_role("button", name="Take over").click()
     gateway.wait_for("take_over")
@@ -480,6 +510,24 @@ def test_the_page_says_what_the_trainer_did_not_let_out(page: sync_api.Page, gat
     sync_api.expect(refusal).to_be_hidden()
     gateway.trainer = TrainerStatus(4200, 0.05, 20.0, 900, 12, "online", refused=2, refusal="weights are not finite.")
     sync_api.expect(refusal).to_have_text("Not published (2 versions so far): weights are not finite.")
+
+
+def test_the_run_is_drawn_while_somebody_looks(page: sync_api.Page, gateway: Gateway):
+    sync_api.expect(page.locator("#run")).to_be_hidden()
+    gateway.trainer = TrainerStatus(
+        4300, 0.05, 20.0, 900, 12, "online", curves={"drawn/reach": 0.25, "drawn/push": 0.75}
+    )
+    page.get_by_role("button", name="Show the run").click()
+    charts = page.locator("#run .figure")
+    sync_api.expect(charts.filter(has_text="Loss")).to_contain_text("0.05")
+    success = charts.filter(has_text="Held-out success")
+    sync_api.expect(success.locator("path.band")).to_have_count(2)
+    sync_api.expect(success).to_contain_text("door open 75%")
+    sync_api.expect(charts.filter(has_text="Shares drawn")).to_contain_text("push 75%", timeout=10_000)
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Hide the run").click()
+    sync_api.expect(page.locator("#run")).to_be_hidden()
 
 
 def test_a_shadow_is_shown_begun_and_ended(page: sync_api.Page, gateway: Gateway):

@@ -56,6 +56,18 @@ def test_the_whole_way_of_one_intervention(desk: OperatorSessions, view: FleetVi
     assert desk.control(me) == {}
 
 
+def test_whoever_drives_says_what_they_do(desk: OperatorSessions, view: FleetView):
+    me, other = desk.join(), desk.join()
+    say(desk, me, "take_over")
+    say(desk, me, "recover")
+    with pytest.raises(RejectedError, match="another page"):
+        say(desk, other, "correct")
+    with pytest.raises(ProtocolError, match="does not say when"):
+        say(desk, me, "correct", captured_ms=0.0)
+    say(desk, me, "correct")
+    assert kinds(view) == [("r1", "take_over"), ("r1", "recover"), ("r1", "correct")]
+
+
 @pytest.mark.parametrize("captured_ms", [0.0, -1.0, 1e300])
 def test_a_command_says_when_it_was_made(desk: OperatorSessions, view: FleetView, captured_ms: float):
     me = desk.join()

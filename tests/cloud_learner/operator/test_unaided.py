@@ -16,3 +16,12 @@ def test_help_is_no_success_and_the_newest_count():
     for _ in range(UNAIDED_EPISODES):
         unaided.add(9, "success", helped=False)
     assert unaided.summary() == {"success": 1.0, "episodes": UNAIDED_EPISODES, "versions": [9, 9]}
+
+
+def test_an_episode_that_ended_as_somebody_handed_back_counts_against_the_policy():
+    unaided = UnaidedSuccess()
+    unaided.add(1, "success", helped=False)
+    unaided.add(1, "unjudged", helped=True)
+    unaided.add(1, "unjudged", helped=False)
+    unaided.add(1, "aborted", helped=True)
+    assert unaided.summary() == {"success": 0.5, "episodes": 2, "versions": [1, 1]}

@@ -273,6 +273,7 @@ def test_a_robot_is_shown_as_a_resource_with_the_job_it_has():
     snapshot = view.snapshot()
     (card,) = snapshot["robots"]  # r2 has not said hello here
     assert (card["health"], card["health_reason"], card["job"], card["site"]) == ("ready", "", "main", "lab")
+    assert card["embodiment"] == arm_spec().embodiment
     assert card["lease"] == {"holder": "main", "purpose": "rollout", "priority": 10, "number": 3}
     (job,) = snapshot["jobs"]
     assert (job["id"], job["phase"], job["episodes"], job["wanted"]) == ("canary", "running", 4, 10)

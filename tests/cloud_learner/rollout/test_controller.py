@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ S = 1_000_000_000
 
 def make(robots: list[str] = ROBOTS, **settings: object) -> RolloutController:
     controller = RolloutController(RolloutConfig(**{"canary": 0.2, **settings}))  # type: ignore[arg-type]
-    controller.set_robots(robots, 0)
+    controller.set_robots(dict.fromkeys(robots, ""), 0)
     controller.on_version(1, 0, 0)
     return controller
 
@@ -49,6 +50,28 @@ def test_without_a_share_each_version_is_promoted_at_once() -> None:
     assert controller.current == controller.reference == 2
     assert {controller.version_for(robot) for robot in (*ROBOTS, "new")} == {2}
     assert kinds(controller) == [(DecisionKind.promoted, 1), (DecisionKind.promoted, 2)]
+
+
+def test_each_shape_tries_a_version_that_some_of_it_can_be_compared_with() -> None:
+    controller = make([])
+    shapes = {"fetch-0": "fetch", "saw-0": "saw", "saw-1": "saw", "saw-2": "saw", "push-0": "push", "push-1": "push"}
+    controller.set_robots(shapes, 0)
+    controller.on_version(2, 1, 0)
+    tries = [shapes[robot] for robot in shapes if controller.version_for(robot) == 2]
+    assert sorted(tries) == ["push", "saw"], "one of each, and none is left alone with the version that it has"
+    again = RolloutController(controller.config, controller.state())
+    assert [again.version_for(robot) for robot in shapes] == [controller.version_for(robot) for robot in shapes]
+
+
+def test_where_each_robot_is_the_only_one_of_its_shape_all_are_compared_with_what_they_did_before() -> None:
+    controller, shapes = make([]), {"fetch-0": "fetch", "saw-0": "saw"}
+    controller.set_robots(shapes, 0)
+    controller.on_version(2, 1, 0)
+    assert controller.canary == 0, "nothing is there to compare it with"
+    episodes(controller, 40, {}, robots=list(shapes))
+    assert {controller.version_for(robot) for robot in shapes} == {2}
+    episodes(controller, 40, {2: 0.0}, seed=1, robots=list(shapes))
+    assert state_of(controller, 2) is VersionState.rolled_back
 
 
 def test_no_version_no_robot() -> None:
@@ -139,13 +162,63 @@ def test_at_the_bound_nothing_is_promoted_that_looks_worse() -> None:
         assert state_of(controller, 2) is state
 
 
-def test_without_anything_to_compare_nothing_is_promoted() -> None:
+def test_without_anything_to_compare_a_person_promotes_or_nobody() -> None:
     controller = make(max_episodes=10)
     controller.on_version(2, 1, 0)
     canary = next(robot for robot in ROBOTS if controller.version_for(robot) == 2)
     for at in range(10):
         controller.on_episode(canary, {2}, "a task that no other robot has", True, 0.0, False, at, at)
-    assert state_of(controller, 2) is VersionState.rolled_back
+    assert (controller.current, controller.canary) == (1, 0)
+    assert controller.pop_decisions()[-1].reason.startswith("a person must promote it: 10 of 10 episodes judged")
+
+
+def judged(controller: RolloutController, rounds: int, asked: Callable[[int, int], bool | None]) -> None:
+    """`asked(version, place)`: what somebody said of an episode, the same each round."""
+    for at in range(rounds):
+        acting = [controller.version_for(robot) for robot in ROBOTS]
+        for place, (robot, version) in enumerate(zip(ROBOTS, acting, strict=True)):
+            controller.on_episode(robot, {version}, "reach", asked(version, place + at), 0.0, False, at * S, at * S)
+
+
+def test_what_nobody_judged_waits_for_a_person_and_newer_ones_are_tried() -> None:
+    controller = make(max_episodes=40)
+    controller.on_version(2, 1, 0)
+    controller.on_version(3, 2, 0)
+    judged(controller, 20, lambda version, _: None if version == 2 else True)
+    assert (controller.current, controller.canary) == (1, 3), "what comes after it is tried"
+    assert state_of(controller, 2) is VersionState.candidate
+    record = next(one for one in controller.versions() if one.number == 2)
+    assert record.reason.startswith("a person must promote it: 0 of 40 episodes judged, of version 1 ")
+    assert (DecisionKind.withdrawn, 2) in kinds(controller)
+    controller.promote(2, 0)
+    assert controller.current == 2
+
+
+def test_a_few_judged_episodes_do_not_promote_at_the_bound() -> None:
+    controller = make(max_episodes=100)
+    controller.on_version(2, 1, 0)
+    judged(controller, 49, lambda version, place: True if version == 1 or place % 25 == 0 else None)
+    assert controller.canary == 2
+    judged(controller, 1, lambda version, _: True)
+    assert (controller.current, state_of(controller, 2)) == (1, VersionState.candidate)
+
+
+def test_a_canary_whose_failures_go_unjudged_is_not_promoted() -> None:
+    """Half of its episodes fail and are left without a word; all that is said of it is good."""
+    controller = make()
+    controller.on_version(2, 1, 0)
+    judged(controller, 130, lambda version, place: True if version == 1 or place % 2 == 0 else None)
+    assert (controller.current, state_of(controller, 2)) == (1, VersionState.candidate)
+    reason = next(one for one in controller.versions() if one.number == 2).reason
+    assert "a person must promote it: 100 of 200 episodes judged" in reason
+
+
+def test_unjudged_episodes_of_both_sides_hold_nothing_up() -> None:
+    controller = make()
+    controller.on_version(2, 1, 0)
+    dice = random.Random(0)
+    judged(controller, 100, lambda _, __: dice.choice((True, None)))
+    assert controller.current == 2
 
 
 def test_an_episode_of_two_versions_counts_for_none() -> None:
@@ -276,6 +349,7 @@ def test_people_promote_and_roll_back() -> None:
     assert controller.pop_decisions()[-1].reason == "promoted by anna."
     controller.rollback(0)
     assert (controller.current, state_of(controller, 3)) == (1, VersionState.rolled_back)
+    controller.freeze(False, 0)
     for number in (4, 5):
         controller.on_version(number, number - 1, 0)
         controller.promote(number, 0)
@@ -284,6 +358,23 @@ def test_people_promote_and_roll_back() -> None:
     assert (controller.current, state_of(controller, 6)) == (5, VersionState.rolled_back)
     controller.rollback(0, to=1)
     assert [state_of(controller, number) for number in (1, 4, 5)] == ["promoted", "rolled_back", "rolled_back"]
+
+
+@pytest.mark.parametrize("on_trial", (True, False))
+def test_after_a_rollback_by_a_person_what_waits_goes_on_waiting(on_trial: bool) -> None:
+    controller = make([] if not on_trial else ROBOTS)
+    controller.on_version(2, 1, 0)
+    if not on_trial:
+        # no robot could try it
+        controller.promote(2, 0)
+    controller.on_version(3, 2, 0)
+    assert controller.canary == (2 if on_trial else 0)
+    controller.rollback(0)
+    assert (controller.current, controller.canary, controller.frozen) == (1, 0, True)
+    controller.set_robots(dict.fromkeys(ROBOTS, ""), 0)
+    assert (controller.canary, state_of(controller, 3)) == (0, VersionState.candidate)
+    controller.freeze(False, 0)
+    assert controller.canary == 3
 
 
 def test_a_canary_older_than_what_a_person_promotes_waits_again() -> None:
@@ -302,7 +393,10 @@ def test_a_no_names_the_version_and_the_way_out() -> None:
     controller.rollback(0)
     controller.on_refused(3, 2, "NaN in 3 tensors", 0)
     for ask, said in (
-        (lambda: controller.promote(9, 0), "version 9: there is no such version. Known are 1 to 3."),
+        (
+            lambda: controller.promote(9, 0),
+            "version 9: there is no such version. Known are 1 to 3; `vla-fleet versions list` shows them.",
+        ),
         (lambda: controller.promote(1, 0), "version 1: it is current already"),
         (lambda: controller.promote(3, 0), r"version 3: the gate refused it \(NaN in 3 tensors\). Choose another"),
         (lambda: controller.pin("arm0", 3, 0), "version 3: the gate refused it"),
@@ -377,3 +471,83 @@ def test_memory_is_bounded() -> None:
     assert {state.current, state.reference} <= set(state.versions)
     assert len(msgspec.msgpack.encode(state)) < 1_000_000
     controller.rollback(0)
+
+
+def test_a_canary_whose_robots_end_nothing_is_left_to_a_person_and_newer_ones_are_tried() -> None:
+    """They hold, as by actions that are not finite; refuse it; or somebody has stopped them."""
+    controller = make()
+    controller.on_version(2, 1, 0)
+    controller.on_version(3, 2, 0)
+    (canaries,) = ({robot for robot in ROBOTS if controller.version_for(robot) == 2},)
+    others = [robot for robot in ROBOTS if robot not in canaries]
+    episodes(controller, 6, {}, robots=others)
+    assert controller.canary == 2
+    episodes(controller, 6, {}, seed=1, robots=others)
+    assert (controller.current, controller.canary) == (1, 3)
+    record = next(one for one in controller.versions() if one.number == 2)
+    assert record.state is VersionState.candidate
+    assert record.reason.startswith("a person must promote it: arm") and " ended no episode by it " in record.reason
+    assert controller.left_to_people == [2]
+
+
+def one_robot_on_trial() -> tuple[RolloutController, int]:
+    """Its episodes take 30 s; and the time."""
+    controller = make(["arm"])
+    episodes(controller, 64, {}, robots=["arm"])
+    controller.on_version(2, 1, 64 * 30 * S)
+    assert controller.version_for("arm") == 2
+    return controller, 64 * 30 * S
+
+
+def works(controller: RolloutController, now_ns: int, seconds: int) -> int:
+    """Five reports a second; when it is over."""
+    for _ in range(5 * seconds):
+        now_ns += S // 5
+        controller.on_work("arm", now_ns)
+    return now_ns
+
+
+def test_a_single_robot_that_ends_nothing_for_long_goes_back() -> None:
+    controller, now_ns = one_robot_on_trial()
+    now_ns = works(controller, now_ns, 590)
+    assert controller.version_for("arm") == 2
+    works(controller, now_ns, 11)
+    assert (controller.version_for("arm"), state_of(controller, 2)) == (1, VersionState.candidate)
+    reason = controller.pop_decisions()[-1].reason
+    assert reason.startswith("a person must promote it: arm ended no episode by it") and "600 s of work" in reason
+    assert controller.left_to_people == [2]
+
+
+def test_a_single_robot_that_is_off_frozen_or_does_something_else_keeps_its_trial() -> None:
+    controller, now_ns = one_robot_on_trial()
+    now_ns = works(controller, now_ns, 590) + 10_000 * S
+    controller.on_work("arm", now_ns)
+    assert controller.canary == 2, "it was off"
+    controller.freeze(True, now_ns)
+    now_ns = works(controller, now_ns, 1000)
+    controller.freeze(False, now_ns)
+    assert controller.canary == 2
+    controller.on_other_work("arm")
+    now_ns = works(controller, now_ns, 590)
+    assert controller.canary == 2
+    controller.on_episode("arm", {2}, "task0", True, 0.0, False, now_ns, now_ns + 30 * S)
+    controller.on_episode("arm", {2}, "task0", True, 0.0, False, now_ns + 100 * S, now_ns + 130 * S)
+    works(controller, now_ns + 130 * S, 1000)
+    assert controller.canary == 2
+
+
+def test_a_robot_that_joins_during_the_trial_of_a_single_one_does_not_end_it() -> None:
+    controller, now_ns = one_robot_on_trial()
+    controller.set_robots({"arm": "", "arm2": ""}, now_ns)
+    other = "arm" if controller.version_for("arm") == 1 else "arm2"
+    controller.on_episode(other, {1}, "task0", True, 0.0, False, now_ns, now_ns + 200 * S)
+    assert controller.canary == 2
+
+
+def test_only_the_newest_of_those_that_are_left_to_people_keep_their_files() -> None:
+    controller = make(max_episodes=10)
+    for number in range(2, 7):
+        controller.on_version(number, number - 1, 0)
+        judged(controller, 6, lambda version, _: None if version > 1 else True)
+    assert {state_of(controller, number) for number in range(2, 7)} == {VersionState.candidate}
+    assert controller.left_to_people == [5, 6]

@@ -19,7 +19,7 @@ TASKS = ("reach", "push")
 
 def make(**settings: object) -> RolloutController:
     controller = RolloutController(RolloutConfig(**{"gate_success": 0.2, **settings}))  # type: ignore[arg-type]
-    controller.set_robots(ROBOTS, 0)
+    controller.set_robots(dict.fromkeys(ROBOTS, ""), 0)
     controller.set_evaluator(True, 0)
     controller.on_version(1, 0, 0)
     return controller
@@ -196,6 +196,7 @@ def test_a_trial_against_what_is_no_longer_current_begins_anew() -> None:
     controller.on_version(3, 2, 0)
     first = controller.wanted_measurements[0].first_seed
     controller.rollback(0)
+    controller.freeze(False, 0)
     assert controller.current == 1
     assert [one.number for one in controller.wanted_measurements] == [3, 1]
     assert controller.wanted_measurements[0].first_seed > first

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_learner.algorithms import hg_dagger
 from cloud_learner.algorithms.hg_dagger import HGDagger
-from cloud_learner.training import checkpoint
+from cloud_learner.training.checkpoints import checkpoint
+from cloud_learner.training.config import LossPrecision, TrainingConfig
 from cloud_learner.training.learner import Learner
 from policies.common.normalizer import Normalizer
 from policies.common.weights import Header, base_sha256, load_published, pack_module, unpack
@@ -18,8 +18,9 @@ from policies.conformance.check import example_batch, example_observation
 from policies.flow.config import CameraEncoderConfig, Conv, FlowConfig
 from policies.flow.policy import FlowPolicy
 from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning
+from tests.cloud_learner.training.batches import Batches
 from tests.samples import states_only
-from wire.errors import ConfigError, InvalidDataError, PolicyError
+from wire.errors import InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
 SPEC = RobotSpec(
@@ -39,7 +40,8 @@ NET = FlowConfig(
     width=32,
     layers=2,
 )
-CONFIG = HGDagger(batch=4, ticks_per_frame=2, draws=2, shift_px=2, learning_rate=3e-3, warmup_steps=5)
+CONFIG = HGDagger(draws=2)
+TRAINING = TrainingConfig(batch=4, ticks_per_frame=2, shift_px=2, learning_rate=3e-3, warmup_steps=5)
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +52,12 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def learner(seed=0, config=CONFIG, net=NET):
-    return Learner(FlowPolicy(SPEC, net, seed=0), config, seed)
+def learner(seed=0, training=TRAINING, net=NET):
+    return Learner(FlowPolicy(SPEC, net, seed=0), CONFIG, training, seed)
 
 
 def run(learner, first, count):
-    return [learner.step(example_batch(SPEC, 4, seed)) for seed in range(first, first + count)]
+    return [learner.step(Batches(example_batch(SPEC, 4, seed)))["loss"] for seed in range(first, first + count)]
 
 
 def snapshot(learner):
@@ -69,11 +71,10 @@ def assert_same(a, b):
 
 @pytest.mark.slow
 def test_it_learns_a_batch_by_heart_and_the_average_follows():
-    config = dataclasses.replace(CONFIG, shift_px=0, ema_decay=0.9, learning_rate=1e-2)
-    subject = learner(config=config)
+    subject = learner(training=dataclasses.replace(TRAINING, shift_px=0, ema_decay=0.9, learning_rate=1e-2))
     batch = example_batch(SPEC, 4, images=2, steps=1)
     batch["actions"][:] = batch["actions"][:, :, :1]
-    losses = [subject.step(batch) for _ in range(400)]
+    losses = [subject.step(Batches(batch))["loss"] for _ in range(400)]
     assert np.mean(losses[-20:]) < 0.3 * np.mean(losses[:5])
     robot = FlowPolicy(SPEC, NET, seed=5)
     robot.load(subject.weights(), 1)
@@ -134,7 +135,7 @@ def test_statistics_fitted_before_reach_the_robots():
     policy = FlowPolicy(SPEC, NET)
     policy.set_normalization(states_only(np.random.default_rng(0).normal(2, 1, (20, 2))))
     robot = FlowPolicy(SPEC, NET)
-    robot.load(Learner(policy, CONFIG).weights(), 1)
+    robot.load(Learner(policy, CONFIG, TRAINING).weights(), 1)
     assert torch.equal(robot.module.normalizer.mean, policy.module.normalizer.mean)
 
 
@@ -146,7 +147,7 @@ def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(value):
     batch = example_batch(SPEC, 4)
     batch["actions"][0, 0, 0, 0] = value
     with pytest.raises(InvalidDataError, match="gradient step 2 was not applied"):
-        subject.step(batch)
+        subject.step(Batches(batch))
     assert subject.gradient_steps == 2
     assert_same(before, snapshot(subject))
     assert np.isfinite(run(subject, 2, 1)).all()
@@ -159,29 +160,29 @@ def test_a_state_of_another_network_is_refused_and_nothing_changes():
         RobotSpec("small", SPEC.state, SPEC.action, (), 20.0),
         FlowConfig(state_dim=2, action_dim=2, horizon=4, width=32, layers=2),
     )
-    with pytest.raises(PolicyError, match=r"another network: 'module/slow\.encoders"):
-        subject.restore(Learner(blind, CONFIG).state())
-    with pytest.raises(PolicyError, match=r"also has 'module/slow\.encoders"):
-        Learner(blind, CONFIG).restore(
+    with pytest.raises(PolicyError, match=r"another network: 'policy/module/slow\.encoders"):
+        subject.restore(Learner(blind, CONFIG, TRAINING).state())
+    with pytest.raises(PolicyError, match=r"also has 'policy/module/slow\.encoders"):
+        Learner(blind, CONFIG, TRAINING).restore(
             dataclasses.replace(
-                subject.state(), tensors=subject.state().tensors | Learner(blind, CONFIG).state().tensors
+                subject.state(), tensors=subject.state().tensors | Learner(blind, CONFIG, TRAINING).state().tensors
             )
         )
     assert_same(before, snapshot(subject))
 
 
 def test_the_average_decays_as_configured():
-    subject = learner(config=dataclasses.replace(CONFIG, ema_decay=0.5))
-    start = snapshot(subject)["average/fast.head.1.weight"]
+    subject = learner(training=dataclasses.replace(TRAINING, ema_decay=0.5))
+    start = snapshot(subject)["policy/average/fast.head.1.weight"]
     run(subject, 0, 1)
     now = snapshot(subject)
-    moved = now["module/fast.head.1.weight"]
-    assert torch.allclose(now["average/fast.head.1.weight"], torch.lerp(start, moved, 1 - 2 / 11), atol=1e-7)
-    assert CONFIG.decay(10**6) == CONFIG.ema_decay
+    moved = now["policy/module/fast.head.1.weight"]
+    assert torch.allclose(now["policy/average/fast.head.1.weight"], torch.lerp(start, moved, 1 - 2 / 11), atol=1e-7)
+    assert TRAINING.decay(10**6) == TRAINING.ema_decay
 
 
 def test_bfloat16_trains_float32_weights():
-    subject = learner(config=dataclasses.replace(CONFIG, bfloat16=True))
+    subject = learner(training=dataclasses.replace(TRAINING, precision=LossPrecision.bfloat16))
     assert np.isfinite(run(subject, 0, 3)).all()
     assert all(t.dtype == torch.float32 for t in snapshot(subject).values())
 
@@ -220,30 +221,30 @@ HEAD = FinetuneConfig(train=("3.*",))
 @pytest.mark.parametrize("training", [LORA, HEAD])
 @pytest.mark.slow
 def test_what_is_frozen_is_there_once_and_never_in_a_checkpoint(training, tmp_path):
-    subject = Learner(Plain(training), CONFIG)
+    subject = Learner(Plain(training), CONFIG, TRAINING)
     base = {n: p.clone() for n, p in subject.policy.module.named_parameters() if not p.requires_grad}
     shared = {p.data_ptr() for p in subject.policy.module.parameters()} & {
-        p.data_ptr() for p in subject._average.parameters()
+        p.data_ptr() for p in subject.average.parameters()
     }
     assert len(shared) == len(base) > 0
     run(subject, 0, 3)
     assert all(torch.equal(p, base[n]) for n, p in subject.policy.module.named_parameters() if n in base)
     state = subject.state()
-    assert not [n for n in state.tensors if n.partition("/")[2] in base]
-    assert {"module/seen", "average/seen"} <= state.tensors.keys()
+    assert not [n for n in state.tensors if n.split("/", 2)[2] in base]
+    assert {"policy/module/seen", "policy/average/seen"} <= state.tensors.keys()
     path = checkpoint.save(tmp_path, state, {})
     whole = sum(p.numel() * p.element_size() for p in base.values())
-    assert path.stat().st_size < whole / 4
+    assert sum(file.stat().st_size for file in path.iterdir()) < whole / 4
 
 
 @pytest.mark.parametrize("training", [LORA, HEAD, FinetuneConfig()])
 @pytest.mark.slow
 def test_a_frozen_base_goes_on_bit_for_bit_too_and_reaches_robots(training, tmp_path):
-    first = Learner(Plain(training), CONFIG)
+    first = Learner(Plain(training), CONFIG, TRAINING)
     run(first, 0, 4)
     checkpoint.save(tmp_path, first.state(), {})
     expected = run(first, 4, 4)
-    second = Learner(Plain(training), CONFIG, seed=9)
+    second = Learner(Plain(training), CONFIG, TRAINING, seed=9)
     run(second, 50, 2)
     second.restore(checkpoint.load_newest(tmp_path).state)
     assert run(second, 4, 4) == expected
@@ -252,14 +253,14 @@ def test_a_frozen_base_goes_on_bit_for_bit_too_and_reaches_robots(training, tmp_
     robot = Plain(training)
     header, tensors = unpack(first.weights())
     load_published(robot.module, header, tensors)
-    assert all(torch.equal(t, first._average.state_dict()[name]) for name, t in robot.module.state_dict().items())
+    assert all(torch.equal(t, first.average.state_dict()[name]) for name, t in robot.module.state_dict().items())
 
 
 def test_a_checkpoint_on_top_of_another_base_is_refused_and_nothing_changes():
-    subject = Learner(Plain(LORA), CONFIG)
+    subject = Learner(Plain(LORA), CONFIG, TRAINING)
     before = snapshot(subject)
     with pytest.raises(PolicyError, match=r"--policy and --policy-config .*`training` options") as error:
-        subject.restore(Learner(Plain(LORA, seed=1), CONFIG).state())
+        subject.restore(Learner(Plain(LORA, seed=1), CONFIG, TRAINING).state())
     assert base_sha256(subject.policy.module)[:12] in str(error.value)
     older = subject.state()
     del older.meta["base"]
@@ -270,10 +271,10 @@ def test_a_checkpoint_on_top_of_another_base_is_refused_and_nothing_changes():
 
 def test_a_checkpoint_of_adapters_with_another_scale_is_refused_and_nothing_changes():
     lora = LORA.lora
-    subject = Learner(Plain(FinetuneConfig(lora=msgspec.structs.replace(lora, alpha=4 * lora.alpha))), CONFIG)
+    subject = Learner(Plain(FinetuneConfig(lora=msgspec.structs.replace(lora, alpha=4 * lora.alpha))), CONFIG, TRAINING)
     before = snapshot(subject)
     with pytest.raises(PolicyError, match=r"another alpha / rank.*`training` options"):
-        subject.restore(Learner(Plain(LORA), CONFIG).state())
+        subject.restore(Learner(Plain(LORA), CONFIG, TRAINING).state())
     assert_same(before, snapshot(subject))
 
 
@@ -291,23 +292,23 @@ class Following(Plain):
 
 @pytest.mark.slow
 def test_statistics_that_follow_shifting_data_travel_with_the_weights():
-    subject = Learner(Following(), dataclasses.replace(CONFIG, learning_rate=0.03, ema_decay=0.9, draws=1, shift_px=0))
+    subject = Learner(Following(), HGDagger(), TrainingConfig(learning_rate=0.03, warmup_steps=5, ema_decay=0.9))
     rng = np.random.default_rng(0)
     for step in range(400):
         centre = np.array([100.0, -5.0]) * step / 400
         state = rng.normal(centre, [20.0, 0.1], (32, 2)).astype(np.float32)
         wanted = (state - centre) / [20.0, 0.1]
-        subject.step({"state": state, "actions": wanted[:, None].astype(np.float32)})
+        subject.step(Batches({"state": state, "actions": wanted[:, None].astype(np.float32)}))
     robot = Following()
     load_published(robot.module, *unpack(subject.weights()))
     with torch.inference_mode():
         state = torch.tensor([[80.0, -4.5], [120.0, -5.5]])
-        assert torch.equal(robot.module(state), subject._average(state))
+        assert torch.equal(robot.module(state), subject.average(state))
     statistics, own = robot.module[0], subject.policy.module[0]
     assert statistics.count == own.count == 400 * 32
     assert torch.equal(statistics.mean, own.mean) and torch.equal(statistics.std, own.std)
     assert statistics.mean.numpy() == pytest.approx([50, -2.5], rel=0.05)
-    again = Learner(Following(), CONFIG, seed=3)
+    again = Learner(Following(), HGDagger(), TRAINING, seed=3)
     again.restore(subject.state())
     assert again.weights() == subject.weights()
 
@@ -316,82 +317,4 @@ def test_nothing_to_train_is_said():
     policy = Plain(FinetuneConfig())
     policy.module.requires_grad_(False)
     with pytest.raises(PolicyError, match="every parameter"):
-        Learner(policy, CONFIG)
-
-
-# --- HG-DAgger -----------------------------------------------------------------------------------------------------
-
-
-def test_draws_repeat_each_step_behind_its_image():
-    rng = np.random.default_rng(0)
-    config = HGDagger(draws=3)
-    grouped = example_batch(SPEC, 4, steps=2)
-    out = hg_dagger.augment(grouped, config, rng)
-    assert out["state"].shape == (4, 6, 2)
-    assert np.array_equal(out["actions"][:, 3:], grouped["actions"][:, 1:].repeat(3, 1))
-    assert out["images"]["front"] is grouped["images"]["front"]
-    flat = grouped | {name: grouped[name][:, 0] for name in ("state", "actions", "mask")}
-    assert hg_dagger.augment(flat, config, rng)["mask"].shape == (4, 3, 4)
-    assert grouped["state"].shape == (4, 2, 2)
-
-
-def test_draws_repeat_the_age_and_what_corrects_single_actions_too():
-    rng = np.random.default_rng(0)
-    grouped = example_batch(SPEC, 4, images=3, steps=2) | {
-        "frame_age": np.arange(6, dtype=np.float32).reshape(3, 2),
-        "later_index": np.arange(6).reshape(3, 2),
-        "later_state": np.arange(12, dtype=np.float32).reshape(3, 2, 2),
-    }
-    out = hg_dagger.augment(grouped, HGDagger(draws=2), rng)
-    assert out["frame_age"].tolist() == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]
-    assert out["later_index"].tolist() == out["frame_age"].tolist()
-    assert out["later_state"][:, :, 0].tolist() == (2 * out["frame_age"]).tolist()
-    flat = {name: grouped[name][:, 0] for name in ("state", "actions", "mask", "frame_age", "later_state")}
-    out = hg_dagger.augment(flat, HGDagger(draws=2), rng)
-    assert out["frame_age"].tolist() == [[0, 0], [2, 2], [4, 4]]
-    assert out["later_state"].shape == (3, 2, 2)
-    of_an_image = grouped | {"frame_age": np.zeros(3, np.float32)}
-    assert hg_dagger.augment(of_an_image, HGDagger(draws=2), rng)["frame_age"].shape == (3,)
-
-
-def test_the_past_is_repeated_and_shifted_with_what_is_seen():
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (5, 8, 8, 3), np.uint8)
-    batch = example_batch(SPEC, 4, images=5, steps=2)
-    batch |= {
-        "images": {"front": images, "top": images},
-        "past_images": {"front": np.stack([images, images], 1)},
-        "past_state": rng.normal(size=(5, 2, 3, 2)).astype(np.float32),
-    }
-    out = hg_dagger.augment(batch, HGDagger(draws=3, shift_px=2), rng)
-    assert out["past_state"].shape == (5, 6, 3, 2)
-    assert np.array_equal(out["past_state"][:, 3:], batch["past_state"][:, 1:].repeat(3, 1))
-    assert out["past_images"]["front"].shape == (5, 2, 8, 8, 3) and out["past_images"].keys() == {"front"}
-    for n in range(2):
-        assert np.array_equal(out["past_images"]["front"][:, n], out["images"]["front"])
-    assert not np.array_equal(out["images"]["front"], images)
-    assert batch["images"]["front"] is images
-    flat = {name: batch[name][:, 0] for name in ("state", "actions", "mask", "past_state")} | {"images": {}}
-    assert hg_dagger.augment(flat, HGDagger(draws=2), rng)["past_state"].shape == (5, 2, 3, 2)
-
-
-def test_shift_moves_each_image_by_at_most_so_many_pixels():
-    image = np.zeros((200, 9, 9, 3), np.uint8)
-    image[:, 4, 4] = 255
-    shifted = hg_dagger.random_shift(image, 2, np.random.default_rng(0))
-    y, x = np.nonzero(shifted[..., 0])[1:]
-    assert (shifted.reshape(200, -1).sum(1) == 3 * 255).all()
-    assert set(zip(y, x, strict=True)) == {(a, b) for a in range(2, 7) for b in range(2, 7)}
-    assert hg_dagger.random_shift(np.full((2, 5, 5, 3), 9, np.uint8), 2, np.random.default_rng(0)).min() == 9
-
-
-def test_rate_warms_up():
-    config = HGDagger(learning_rate=1.0, warmup_steps=4)
-    assert [config.rate(step) for step in (0, 1, 3, 100)] == [0.25, 0.5, 1.0, 1.0]
-    assert HGDagger(learning_rate=0.1, warmup_steps=0).rate(0) == 0.1
-
-
-@pytest.mark.parametrize("field", ["batch", "draws", "learning_rate", "shift_px", "ema_decay", "recent_share"])
-def test_settings_that_cannot_work_are_named(field):
-    with pytest.raises(ConfigError, match=field):
-        HGDagger(**{field: -1})
+        Learner(policy, CONFIG, TRAINING)

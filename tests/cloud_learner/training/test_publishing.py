@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
+from cloud_learner.gateway.storage.weight_store import WeightStore
 from cloud_learner.training.status import TrainerPhase, VersionFault
 from fleet.config.recipes import fake
-from fleet.launch import factories
+from fleet.launch import learning
+from tests import samples
 from tests.cloud_learner.training.test_trainer import Pretrained
+from tests.wire.weights.files import version_of
+from wire.errors import StorageError
 from wire.messages.gateway import Publish
 
-ALONE = replace(fake(), checkpoint_every_s=1e9, algorithm=replace(fake().algorithm, publish_every_s=1.0, batch=8))
+ALONE = replace(fake(), checkpoint_every_s=1e9, training=replace(fake().training, publish_every_s=1.0, batch=8))
 
 
 class Fleet(InProcessFleet):
@@ -63,7 +68,7 @@ class Fleet(InProcessFleet):
         """The trainer is gone, and another one starts."""
         self.trainer._source.close()
         line = self.server.connect("trainer")
-        self.trainer = factories.make_trainer(self.recipe, "trainer", self.data, line, 0, clock=self.clock)
+        self.trainer = learning.make_trainer(self.recipe, "trainer", self.data, line, 0, clock=self.clock)
         self.watch()
 
 
@@ -108,7 +113,7 @@ def test_killed_between_a_version_and_its_checkpoint_it_makes_the_same_version_a
         fleet.step()
     assert fleet.newest.number == 4, "it is version 4, and not published once more"
     assert fleet.newest.sha256 == lost.version.sha256
-    assert fleet.trainer._version == 4
+    assert fleet.trainer._versions.number == 4
     fleet.publish()
     assert (fleet.offers[-1].base, fleet.newest.number, fleet.newest.parent) == (4, 5, 4)
 
@@ -138,9 +143,42 @@ def test_after_a_refusal_by_the_gateway_the_whole_goes(fleet, caplog):
     assert fleet.offers[-1].base == 2
 
 
+def test_what_the_gateway_cannot_store_is_offered_again_and_not_lost(fleet, monkeypatch):
+    receive, failures = WeightStore.receive, [2]
+
+    def full(store, part):
+        if failures[0]:
+            failures[0] -= 1
+            store._give_up("the disk is full")
+            raise StorageError("the disk is full.")
+        return receive(store, part)
+
+    monkeypatch.setattr(WeightStore, "receive", full)
+    fleet.publish()
+    counts = fleet.trainer.counts
+    assert failures == [0]
+    assert (counts.published, counts.publishing.made) == (1, 1)
+    assert len(fleet.offers) == 3
+
+
+def test_a_version_whose_number_another_trainer_took_meanwhile_gets_the_next_one(fleet):
+    fleet.publish()
+    fleet.clock.advance(2 * 10**9)
+    while len(fleet.offers) < 2:
+        fleet.trainer.step()
+    other = samples.weights(1, 300)
+    fleet.ledger.commit_version(version_of(2, other), "2-other.safetensors")
+    fleet.step()
+    assert fleet.newest.sha256 == version_of(2, other).sha256
+    fleet.publish()
+    assert (fleet.newest.number, fleet.newest.parent) == (3, 1)
+    assert fleet.newest.sha256 == fleet.offers[1].version.sha256
+    assert fleet.trainer.counts.published == fleet.trainer.counts.publishing.made == 2
+
+
 def test_weights_that_are_not_finite_are_never_published_and_training_goes_on(fleet, caplog):
     fleet.publish()
-    average = fleet.trainer.learner._averages[0].view(-1)
+    average = next(fleet.trainer.learner.average.parameters()).view(-1)
     kept = average[0].clone()
     for _ in range(5):
         average[0] = float("nan")
@@ -167,7 +205,7 @@ def test_weights_that_act_at_random_are_not_let_out(fleet):
     fleet.publish()
     fleet.publish()
     assert 0 < fleet.trainer.counts.publishing.action_change < 0.25
-    for average in fleet.trainer.learner._averages:
+    for average in fleet.trainer.learner.average.parameters():
         average.mul_(30)
     fleet.clock.advance(2 * 10**9)
     before = fleet.newest.number
@@ -178,7 +216,7 @@ def test_weights_that_act_at_random_are_not_let_out(fleet):
 
 def test_steps_go_on_while_a_version_is_made(fleet):
     began, may_end = threading.Event(), threading.Event()
-    publisher = fleet.trainer._publisher
+    publisher = fleet.trainer._versions._publisher
     save = publisher._save
 
     def slow(module):
@@ -267,9 +305,7 @@ def test_who_chose_the_data_or_the_steps_is_not_bounded(tmp_path, chosen):
         fleet.ledger.take_snapshot("now")
         fleet.trainer._source.close()
         line = fleet.server.connect("trainer")
-        fleet.trainer = factories.make_trainer(
-            fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, **chosen
-        )
+        fleet.trainer = learning.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, **chosen)
         fleet.step(20)
         assert fleet.trainer.learner.gradient_steps >= 15
     finally:
@@ -283,3 +319,30 @@ def test_what_begins_with_random_weights_is_not_bounded(fleet, caplog):
     assert fleet.trainer._config.min_corrected_steps == 0
     assert fleet.trainer._config.max_samples_per_insert == 0.0
     assert fleet.trainer.learner.gradient_steps > 0
+
+
+def test_no_version_is_offered_before_there_is_a_checkpoint(fleet, monkeypatch):
+    trainer = fleet.trainer
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        for _ in range(200):
+            fleet.clock.advance(2 * 10**9)
+            fleet.step()
+        assert trainer.phase == TrainerPhase.online and trainer.learner.gradient_steps > 100
+        assert not fleet.offers
+    assert fleet.publish().number == 1
+
+
+def test_killed_between_its_first_version_and_the_next_checkpoint_it_knows_that_version_for_its_own(fleet):
+    first = fleet.publish()
+    fleet.kill()
+    for _ in range(5):
+        fleet.clock.advance(2 * 10**9)
+        fleet.step()
+    chain = [fleet.ledger.version(number).version for number in range(1, fleet.newest.number + 1)]
+    assert chain[0] == first and len(chain) > 1
+    assert [one.parent for one in chain] == list(range(len(chain))), "it goes on from that version"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from cloud_learner.buffer.sampling.segment_index import on_side
-from cloud_learner.training import checkpoint
+from cloud_learner.training.checkpoints import checkpoint
 from fleet.config.recipes import fake
-from fleet.launch import factories
+from fleet.launch import learning
 from policies.common.weights import unpack
 from wire.errors import ConfigError, InvalidDataError, StorageError
 
@@ -39,7 +40,7 @@ def recipe():
         demonstrations=0,
         min_corrected_steps=0,
         checkpoint_every_s=0.0,
-        algorithm=replace(plain.algorithm, publish_every_s=0.1, batch=8),
+        training=replace(plain.training, publish_every_s=0.1, batch=8),
     )
 
 
@@ -111,12 +112,12 @@ def test_it_learns_from_the_first_correction_on(fleet):
     last = unpack((fleet.data.weights / fleet.ledger.newest_version().path).read_bytes())[1]
     assert any(not first[name].equal(tensor) for name, tensor in last.items())
     # far from `pretrain_steps`, which are for those that know nothing
-    assert fleet.ledger.version(2).version.gradient_steps < fleet.recipe.algorithm.pretrain_steps
+    assert fleet.ledger.version(2).version.gradient_steps < fleet.recipe.training.pretrain_steps
 
 
 def again(fleet):
     line = fleet.server.connect("trainer")
-    return factories.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock)
+    return learning.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock)
 
 
 def test_stopped_before_its_first_checkpoint_it_goes_on_from_its_first_version(fleet):
@@ -124,7 +125,7 @@ def test_stopped_before_its_first_checkpoint_it_goes_on_from_its_first_version(f
         fleet.trainer.step()
         fleet.gateway.poll()
     for path in fleet.data.checkpoints.glob("*"):
-        path.unlink()
+        shutil.rmtree(path)
     second = again(fleet)
     for _ in range(4):
         second.step()
@@ -167,11 +168,11 @@ def test_random_weights_still_wait_for_demonstrations(tmp_path):
 @pytest.mark.slow
 def test_online_it_draws_no_more_than_robots_bring_and_pretraining_does_not_count(tmp_path):
     plain = fake()
-    algorithm = replace(plain.algorithm, pretrain_steps=60, publish_every_s=0.1)
-    limited = replace(plain, samples_per_insert=1.0, algorithm=algorithm)
+    training = replace(plain.training, pretrain_steps=60, publish_every_s=0.1)
+    limited = replace(plain, samples_per_insert=1.0, training=training)
     fleet = InProcessFleet(tmp_path, limited)
     try:
-        drawn_per_step = algorithm.batch * algorithm.ticks_per_frame
+        drawn_per_step = training.batch * training.ticks_per_frame
         while fleet.trainer.phase != "online":
             fleet.turn(1, 1.0)
         before = fleet.trainer.learner.gradient_steps, fleet.ledger.totals().steps
@@ -230,8 +231,8 @@ def _drawn(fleet, trainer):
     for _ in range(20):
         fleet.clock.advance(10**9)
         trainer.step()
-    trainer._note_drawn()
-    drawn = trainer._trained_on
+    trainer._versions.note_drawn()
+    drawn = trainer._versions._trained_on
     return {row.id for row in fleet.ledger.episodes() if row.number in drawn}
 
 
@@ -257,8 +258,8 @@ def test_it_trains_on_a_snapshot_and_on_nothing_later(tmp_path):
         fleet.demonstrate(3)
         line = fleet.server.connect("trainer")
         with pytest.raises(InvalidDataError, match=r"no snapshot 'frist'.*Did you mean 'first'"):
-            factories.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="frist")
-        trainer = factories.make_trainer(
+            learning.make_trainer(fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="frist")
+        trainer = learning.make_trainer(
             fleet.recipe, "trainer", fleet.data, line, 0, clock=fleet.clock, snapshot="first"
         )
         assert _drawn(fleet, trainer) == first

@@ -14,6 +14,7 @@ from cloud_learner.buffer.ledger.rows import HeldBy
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.maintenance.shard_writer import seal
 from fleet.cli.__main__ import app
+from fleet.cli.offline import progress
 from fleet.cli.stored import exchange
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipe import Recipe
@@ -116,6 +117,20 @@ def test_prune_keeps_what_people_did_and_compact_gives_room_back(data: Path) -> 
     # the unfinished episode came just now: it may still be running
     assert (found["episodes"], found["shards"]) == (1, 0)
     assert "all whole" in run("verify", "--data", data)
+
+
+def test_long_work_says_how_far_it_is(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LINE_S", 0.0)
+    assert "1 of 1 shards, " in run("verify", "--data", data)
+    run("prune", "--data", data, "--max-size", "0", "--no-keep-human", "--no-keep-demonstrations")
+    ledger, store = BufferLocation(data).open_writer()
+    for number in range(2):
+        for segment in fake_episode(SPEC, f"small{number}", actor=[2] * 40, steps=40, seed=number):
+            store.append_all([(segment, 5)], 6)
+        seal(store, 7, force=True)
+    store.close()
+    ledger.close()
+    assert "2 of 2 shards, " in run("compact", "--data", data)
 
 
 def test_prune_has_bounds_by_task_and_source_and_a_floor(data: Path) -> None:

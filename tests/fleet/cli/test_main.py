@@ -34,7 +34,7 @@ def test_help_names_the_commands() -> None:
         (("up", "--recipe", "pixls"), "Did you mean 'pixels'?"),
         (("up", "--robot", "2"), "--robots"),
         (("upp",), "No such command 'upp'"),
-        (("up", "--robots", "0"), "greater than or equal to 1"),
+        (("up", "--robots", "0"), "'0' is no number of robots from 1"),
         (("up", "--recipe", "nowhere:make"), "PYTHONPATH"),
         (("up", "--recipe", "os:getcwd"), "recipe 'os:getcwd'"),
         (("up", "--recipe", "so101"), "needs --config FILE.toml"),

@@ -14,16 +14,24 @@ def test_versions_are_listed_frozen_and_pinned(house: House) -> None:  # noqa: F
     shown = run_until(house, "promoted, runs", "versions", "list")
     assert "1 versions" in shown.output
     (one,) = json.loads(run(house, "versions", "list", "--json").output)
-    assert (one["version"]["number"], one["state"], one["current"], one["here"]) == (1, "promoted", True, False)
+    assert (one["version"]["number"], one["state"], one["current"], one["here"]) == (1, "promoted", True, True)
     assert json.loads(run(house, "versions", "show", "1").output)["version"]["number"] == 1
 
     assert "frozen" in run(house, "versions", "freeze").output
     assert "1 versions, frozen" in run(house, "versions", "list").output
     assert "versions come" in run(house, "versions", "freeze", "--off").output
 
-    # of this one there is but a row in the ledger
-    found = run(house, "versions", "pin", "1", "--robot", "robot-0")
-    assert found.exit_code == 1 and "its weights are gone" in str(found.exception)
+    assert run(house, "versions", "pin", "1", "--robot", "robot-0").exit_code == 0
+
+
+@pytest.mark.parametrize("words", [["pin", "1", "--robot", "robot-0"], ["shadow", "1", "--robot", "robot-0"]])
+def test_a_version_whose_weights_are_gone_is_named(house: House, words: list[str]) -> None:  # noqa: F811
+    house.kill_gateway()
+    (house.root / "weights" / "1.safetensors").unlink()
+    house.start_gateway()
+    found = run(house, "versions", *words)
+    assert isinstance(found.exception, RejectedError)
+    assert "its weights are gone" in str(found.exception)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +43,7 @@ def test_versions_are_listed_frozen_and_pinned(house: House) -> None:  # noqa: F
         (["pin", "0"], RejectedError, "the fleet: no version is pinned"),
         (["shadow", "0"], RejectedError, "no version is a shadow"),
         (["shadow", "7"], RejectedError, "there is no policy version 7"),
-        (["shadow", "1", "--robot", "robot-0", "--robot", "robot-1"], RejectedError, "its weights are gone"),
+        (["shadow", "1", "--robot", "robot-0", "--robot", "robot-1"], RejectedError, "robots act by it"),
         (["pin", "1", "--robot", "robot-9"], RejectedError, "there is no robot 'robot-9'"),
     ],
 )

@@ -34,6 +34,8 @@ from tests.fleet.tools import echo_kind
 from wire.errors import ConfigError, FleetError, PolicyError
 from wire.transport.keys import GATEWAY, make_keys
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
+
 
 @pytest.fixture(autouse=True)
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def set_defaults(monkeypatch: pytest.MonkeyPatch, **defaults: Any) -> None:
 def options(data: Path, **changes: object) -> UpOptions:
     given = UpOptions(
         recipe="fake",
-        robots=1,
+        robots="1",
         minutes=None,
         data=data,
         seed=0,
@@ -82,7 +84,7 @@ def test_defaults_change_algorithm_and_pace_and_nothing_else(monkeypatch: pytest
     set_defaults(monkeypatch, horizon=16, think_every_s=3.0, demonstrations=0, **given)
     recipe = get_recipe("pixels")
     tuned = Overrides(policy="echo:small").applied(recipe)
-    assert tuned.algorithm == replace(recipe.algorithm, **given)
+    assert tuned.training == replace(recipe.training, **given)
     assert tuned.slow.every_s == 3.0
     assert tuned.slow.max_age_s > 3.0, "a latent serves until the next one is there"
     assert tuned.chunking == recipe.chunking
@@ -310,6 +312,24 @@ def test_a_policy_is_tried_before_anything_starts(command: str, tmp_path: Path) 
     assert error.startswith("vla-fleet: ")
     assert "no.such.*" in error
     assert not data.exists(), "the directory may still be given to another policy"
+
+
+@pytest.mark.slow
+def test_a_policy_that_the_algorithm_cannot_use_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(EXAMPLES), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    words = ["up", "--recipe", "own_policy:regression", "--data", str(tmp_path / "d")]
+    words += ["--algorithm", "own_algorithm:FilteredImitation"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet.cli", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    trying, error = done.stderr.splitlines()
+    assert trying == "trying the policy of recipe 'own_policy:regression' with own_algorithm:FilteredImitation …"
+    assert "needs a policy that says its imitation loss sample by sample" in error
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_trial_ends_when_somebody_asks(capfd: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def test_the_data_directory_knows_the_newest_file(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"report": "r.json"}, "has no simulator to measure versions in"),
-        ({"robots": 2}, "describes one robot"),
+        ({"robots": "2"}, "describes one robot"),
     ],
 )
 def test_up_refuses_what_needs_a_simulator(given: dict, said: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.overrides import Overrides, read_staleness
 from fleet.config.process_options import UpOptions
 from fleet.config.recipes import get_recipe
-from fleet.launch.factories import dataset_config
+from fleet.launch.learning import dataset_config
 from fleet.launch.process_specs import ProcessSpecs
 from wire.errors import ConfigError
 

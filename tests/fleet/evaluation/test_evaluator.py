@@ -11,14 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleet.evaluation.evaluator import Conditions, Evaluator, EvaluatorConfig, rollout
+from fleet.evaluation.evaluator import Conditions, EvaluatedRobot, Evaluator, EvaluatorConfig, rollout
 from hal.drivers.fake import FakeConfig, FakeExpert, FakeRobot
 from hal.interfaces.robot import Feedback
+from policies.interface.policy import Policy
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler
 from wire.clock import ManualClock
-from wire.errors import RejectedError
+from wire.errors import RejectedError, SpecMismatchError
 from wire.messages import Message
 from wire.messages.gateway import (
     GATE,
@@ -64,8 +65,13 @@ def scheduler(robot: FakeRobot) -> ChunkScheduler:
     return make_scheduler(ChunkingConfig("aligned", execute_ticks=4), robot.spec, PolicyCapabilities())
 
 
+def evaluated_robot(robot: FakeRobot, policy: Policy, tasks: tuple[str, ...], name: str = "") -> EvaluatedRobot:
+    conditions = Conditions(delay=repeat(1))
+    return EvaluatedRobot(robot, policy, lambda trained: scheduler(robot), tasks, 60, conditions, name)
+
+
 class Bench:
-    def __init__(self, root: Path, only: Evaluate | None = None) -> None:
+    def __init__(self, root: Path, only: Evaluate | None = None, more: tuple[EvaluatedRobot, ...] = ()) -> None:
         self.clock = ManualClock(SECOND)
         self.server = MemoryServer()
         self.robot = FakeRobot(FakeConfig(tasks=TASKS))
@@ -74,14 +80,11 @@ class Bench:
         self.weights: dict[int, bytes] = {}
         self.evaluator = Evaluator(
             "evaluator",
-            self.robot,
-            Knowing(self.robot),
-            lambda trained: scheduler(self.robot),
-            TASKS,
+            [evaluated_robot(self.robot, Knowing(self.robot), TASKS, "one"), *more],
             self.server.connect("evaluator"),
             root,
             self.clock,
-            EvaluatorConfig(episodes=2, every_s=10.0, max_ticks=60),
+            EvaluatorConfig(episodes=2, every_s=10.0),
             only,
         )
 
@@ -124,6 +127,33 @@ def test_versions_are_measured_on_the_same_held_out_seeds(bench: Bench) -> None:
     assert (second.number, second.success) == (2, {"go-left": 1.0, "go-up": 1.0})
     assert first.first_seed == second.first_seed == 1_000_000
     assert (first.label, first.episodes) == ("cadence", 2)
+
+
+class Joining(Knowing):
+    """Of a robot that joins with version 2."""
+
+    def load(self, weights: bytes, version: int) -> None:
+        if version < 2:
+            raise SpecMismatchError("no version for this robot yet")
+        super().load(weights, version)
+
+
+def test_robots_of_several_shapes_are_measured_in_turn_once_a_version_drives_them(tmp_path: Path) -> None:
+    other = FakeRobot(FakeConfig(tasks=("go-up", "go-right")))
+    other.connect()
+    bench = Bench(tmp_path, more=(evaluated_robot(other, Joining(other), ("go-up", "go-right"), "other"),))
+    bench.announce(1, b"good")
+    bench.turn()
+    bench.clock.advance(11 * SECOND)
+    bench.announce(2, b"good")
+    bench.turn()
+    first, second = bench.found()
+    assert first.success == {"go-left": 1.0, "go-up (one)": 1.0}
+    assert second.success == {"go-left": 1.0, "go-up (one)": 1.0, "go-up (other)": 1.0, "go-right": 1.0}
+    hello = next(message for message in bench.said if isinstance(message, Hello))
+    assert hello.spec is None and hello.tasks == ("go-left", "go-up", "go-right")
+    for robot in (other, bench.robot):
+        robot.close()
 
 
 def test_the_cadence_is_kept_and_nothing_is_measured_twice(bench: Bench) -> None:
@@ -227,7 +257,9 @@ def test_a_rollout_is_deterministic_and_late_chunks_only_cost_time(bench: Bench)
         rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, max_ticks, Conditions(delay=repeat(delay)))
         for max_ticks, delay in ((60, 0), (60, 0), (60, 3), (2, 0))
     ]
-    assert results == [True, True, True, False]
+    assert [one.success for one in results] == [True, True, True, False]
+    assert results[0].steps == results[1].steps < results[2].steps
+    assert results[3].steps == 2
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
@@ -241,5 +273,5 @@ def test_a_rollout_ends_with_the_environment(bench: Bench, monkeypatch: pytest.M
         return msgspec.structs.replace(write(action), **{flag: len(written) == 3})
 
     monkeypatch.setattr(bench.robot, "write", ends)
-    assert not rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, 60, Conditions())
+    assert not rollout(bench.robot, policy, scheduler(bench.robot), "go-left", 5, 60, Conditions()).success
     assert len(written) == 3

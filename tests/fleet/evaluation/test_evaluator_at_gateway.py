@@ -12,7 +12,7 @@ from fleet.evaluation.evaluator import Evaluator, EvaluatorConfig
 from hal.drivers.fake import FakeConfig, FakeRobot
 from tests.cloud_learner.dispatch.hall import Hall
 from tests.cloud_learner.gateway.versions.test_rollout_service import acting, fleet, listed, publish
-from tests.fleet.evaluation.test_evaluator import TASKS, Knowing, scheduler
+from tests.fleet.evaluation.test_evaluator import TASKS, Knowing, evaluated_robot
 
 SECOND = 1_000_000_000
 
@@ -31,10 +31,9 @@ class Listed(Knowing):
 def evaluated(root: Path, hall: Hall, good: set[int]) -> Evaluator:
     robot = FakeRobot(FakeConfig(tasks=TASKS))
     robot.connect()
-    channel, config = hall.server.connect("evaluator"), EvaluatorConfig(episodes=1, every_s=20.0, max_ticks=60)
-    make = lambda trained: scheduler(robot)  # noqa: E731
-    policy, cache = Listed(robot, good), root / "cache"
-    evaluator = Evaluator("evaluator", robot, policy, make, TASKS, channel, cache, hall.clock, config)
+    channel, config = hall.server.connect("evaluator"), EvaluatorConfig(episodes=1, every_s=20.0)
+    one = evaluated_robot(robot, Listed(robot, good), TASKS)
+    evaluator = Evaluator("evaluator", [one], channel, root / "cache", hall.clock, config)
     # the gateway's robots are of another kind
     session = evaluator.subscriber.session
     session._hello = msgspec.structs.replace(session._hello, spec=None)
@@ -55,7 +54,7 @@ def test_a_version_acts_once_it_was_measured_and_only_if_it_is_no_worse(tmp_path
         hall.gateway.poll()
         for edge in hall.edges:
             edge.poll()
-    evaluator.robot.close()
+    evaluator.robots[0].robot.close()
     assert acting(hall) == [2 if 2 in good else 1] * 5
     found = listed(hall, hall.peer())[2]
     assert found.state == ("promoted" if 2 in good else "refused") and "held-out success" in found.note

@@ -26,7 +26,7 @@ from fleet.config.process_options import (
 )
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
-from fleet.launch import builders, factories
+from fleet.launch import builders, factories, learning
 from fleet.launch.builders import run_demonstrator, run_evaluator, wait_for_buffer
 from fleet.launch.up import Up
 from hal.drivers.fake import FakeRobot
@@ -106,7 +106,7 @@ def test_a_trainer_shows_its_figures_while_it_works(monkeypatch: pytest.MonkeyPa
             pages.append(b"closed")
 
     monkeypatch.setattr(builders, "gateway_channel", lambda options, name: contextlib.nullcontext())
-    monkeypatch.setattr(factories, "make_trainer", lambda *args, **options: Learning())
+    monkeypatch.setattr(learning, "make_trainer", lambda *args, **options: Learning())
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         builders.run_trainer(TrainerOptions(recipe="fake", metrics_port=port))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fleet.config.process_options import EdgeOptions
-from fleet.launch.robot_builders import edge_processes
+from fleet.launch.robot_builders import edge_processes, relay_text
 from wire.errors import FleetError
-from wire.transport.keys import make_keys
+from wire.transport.keys import load_public, make_keys
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,10 @@ def test_what_fits_reaches_the_robots_process(tmp_path: Path) -> None:
     options = EdgeOptions(recipe="pixels", data=tmp_path, speed_limit=0.5)
     edge = edge_processes(options)
     assert "--speed-limit" in edge._commands["robot"]
+
+
+def test_a_relay_is_named_by_its_address_and_key(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["relay"])
+    text = relay_text(EdgeOptions(recipe="fake", data=tmp_path, relay="tcp://site:5763"))
+    key = load_public(tmp_path / "keys", "relay").decode()
+    assert text == f"the relay at tcp://site:5763 with key {key}"

@@ -51,7 +51,7 @@ class FakeScreen:
 def _options(tmp_path: Path) -> UpOptions:
     return UpOptions(
         recipe="fake",
-        robots=None,
+        robots="",
         minutes=None,
         data=tmp_path,
         seed=0,
@@ -131,7 +131,7 @@ def test_robots_wait_for_the_think_server_and_follow_it(up: Up) -> None:
         ({"backend": "slurm"}, "--backend slurm: there are local and ray"),
         ({"ray_address": "auto"}, "--ray-address auto needs --backend ray"),
         (
-            {"backend": "ray", "ray_address": "auto", "robots": 2},
+            {"backend": "ray", "ray_address": "auto", "robots": "2"},
             "--robots 2 with --ray-address auto: the cluster's nodes say which robots there are",
         ),
         ({"measure_at": (4.0,)}, "--measure-at needs --report FILE"),
@@ -174,3 +174,54 @@ def test_a_version_that_is_gone_is_passed_over_and_the_others_are_measured(up: U
     monkeypatch.setattr(up.backend, "start", fail)
     up._measure()
     assert "its weights are gone" in up.dashboard.said[-1]
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
+    made = Up(replace(_options(tmp_path), recipe="shapes", robots="metaworld:2,fetch:1"))
+    made.backend, made.dashboard = FakeBackend(), FakeScreen()  # type: ignore[assignment]
+    made.parts = ProcessSpecs("shapes", "tcp://127.0.0.1:5760", 0, operator=True, overrides=Overrides())
+    monkeypatch.setattr(made, "_refresh", lambda: True)
+    return made
+
+
+def _recipes(up: Up) -> dict[str, str]:
+    return {part.name: part.argv[part.argv.index("--recipe") + 1] for part in up.backend.started}
+
+
+def test_each_robot_of_several_shapes_is_started_with_the_recipe_of_its_member(shapes: Up) -> None:
+    shapes.backend.there = dict.fromkeys(shapes._names, "")
+    shapes._start_new_edges()
+    assert _recipes(shapes) == {
+        "fetch-0": "shapes@fetch",
+        "metaworld-0": "shapes@metaworld",
+        "metaworld-1": "shapes@metaworld",
+    }
+    assert all(part.role == "edge" for part in shapes.backend.started)
+    # of another machine, by Ray
+    shapes.backend.there |= {"arm-0": "lab", "reach-0": "lab"}
+    shapes._start_new_edges()
+    shapes._start_new_edges()
+    assert shapes.backend.started[-1].name == "reach-0" and len(shapes.backend.started) == 4
+    assert [text for text in shapes.dashboard.said if "arm-0" in text] == [
+        "robot 'arm-0': recipe 'shapes' is for robots of several shapes, and nothing says which this one is of. Call "
+        "it metaworld-N or fetch-N or reach-N."
+    ]
+
+
+def test_members_with_robots_are_demonstrated_with_for_what_is_missing(shapes: Up, monkeypatch) -> None:
+    there = {"demonstrator-metaworld": 13, "demonstrator-fetch": 10}
+    monkeypatch.setattr(shapes, "_demonstrations", there.__getitem__)
+    monkeypatch.setattr(shapes, "_ended", lambda name: True)
+    shapes._demonstrate()
+    (part,) = shapes.backend.started
+    assert _recipes(shapes) == {"demonstrator-metaworld": "shapes@metaworld"} and part.role == "demonstrator"
+    assert part.argv[part.argv.index("--episodes") + 1] == "7"
+    shapes.backend.start(shapes.parts.make_evaluator())
+    shapes.backend.start(shapes.parts.make_trainer())
+    assert _recipes(shapes)["evaluator"] == _recipes(shapes)["trainer"] == "shapes"
+
+
+def test_robots_of_several_shapes_do_not_think_in_one_server(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a think server is of one: shapes@metaworld, shapes@fetch"):
+        Up(replace(_options(tmp_path), recipe="shapes", think_server=True))

@@ -9,25 +9,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.recipes import fake
 from fleet.tools.policy_commands import read_version, recipe_of, recorded_examples
 from policies.interface.registry import PolicyChoice
+from tests.fleet.recorded_fleet import record_fleet
 from wire.errors import ConfigError, CorruptDataError, FleetError, InvalidDataError
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demonstrations and two versions of the fake recipe."""
-    root, recipe = tmp_path_factory.mktemp("fleet"), fake()
-    with DataDirectory(root).prepare(RunIdentity("fake", 0, recipe.spec.hash)):
-        rehearsal = InProcessFleet(root, recipe, robots=0)
-        while (newest := rehearsal.ledger.newest_version()) is None or newest.version.number < 2:
-            rehearsal.turn(40, 1.0)
-        rehearsal.close()
-    return root
+    return record_fleet(tmp_path_factory.mktemp("fleet"))
 
 
 def run(*words: str) -> str:

@@ -52,5 +52,10 @@ def test_help_is_summed_by_quarter():
     assert found[3]["unaided_success"] == 0.5
 
 
+def test_help_that_nobody_judged_is_no_success_of_the_policy():
+    found = quarters([episode(1), episode(1, "unjudged", human_steps=10), episode(1, "unjudged")])
+    assert found[0]["unaided_success"] == 0.5
+
+
 def test_without_an_episode_there_is_no_quarter():
     assert quarters([episode(3, "")]) == []

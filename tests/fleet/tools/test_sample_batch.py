@@ -19,7 +19,7 @@ from fleet.cli.__main__ import app
 from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
-from fleet.launch.factories import dataset_config
+from fleet.launch.learning import dataset_config
 from fleet.tools import sample_batch
 from fleet.tools.sample_batch import DrawnBatch, contact_sheet, draw_batches, render, summarize
 from tests.cloud_learner.buffer.synthetic import fake_episode
@@ -109,12 +109,12 @@ def test_n_step_brings_what_follows(data: Path) -> None:
     drawn = draw_batch(data, n_step=5)
     found = summarize(drawn).arrays
     assert found["next_ticks"].max == 5 and "n_step_return" in found
-    assert found["tick"].shape == (RECIPE.algorithm.batch,), "one window behind each image"
+    assert found["tick"].shape == (RECIPE.training.batch,), "one window behind each image"
 
 
 def test_only_what_a_snapshot_holds_and_one_side_of_the_split(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = RECIPE.make_policy(RECIPE.spec, 0)
-    large = replace(RECIPE, algorithm=replace(RECIPE.algorithm, batch=200), make_policy=lambda _spec, _seed: policy)
+    large = replace(RECIPE, training=replace(RECIPE.training, batch=200), make_policy=lambda _spec, _seed: policy)
     monkeypatch.setattr(sample_batch, "recipe_of", lambda _root: (large, Overrides()))
     names = {f"e{number}" for number in range(8)}
     assert episodes(data) == names

@@ -18,6 +18,7 @@ from cloud_learner.operator.view import FleetView
 from fleet.cli.teleop import make_device
 from fleet.tools.teleop import FIRST_WORD_S, SILENT_S, TTL_S, Teleop
 from hal.interfaces.teleop import TeleopCommand
+from hal.resource.admitted_robots import AdmittedRobots
 from hal.teleop.script import ScriptedDevice
 from robot_edge.control.operator_override import OperatorOverride
 from tests.cloud_learner.fake_edge import SPEC, FakeEdge
@@ -28,7 +29,7 @@ from wire.messages.gateway import Hello, OperatorCommand, ReintroduceRequest
 from wire.transport.keys import make_keys
 from wire.transport.memory_channel import MemoryServer
 from wire.transport.zmq_channel import ZmqClient, ZmqServer, wait_any
-from wire.types import RobotSpec
+from wire.types import EPISODE_COMMANDS, OperatorCommandKind, RobotSpec
 
 HERE = TeleopCommand()
 HOLD = TeleopCommand(engaged=True)
@@ -95,8 +96,7 @@ class Scene:
             ingest,
             weights,
             self.view,
-            ("reach", "push"),
-            SPEC,
+            AdmittedRobots.of_one(SPEC, ("reach", "push")),
             self.clock,
             lambda: self.clock.now_ns(),
         )
@@ -171,6 +171,21 @@ def test_a_person_takes_drives_and_gives_back(scene: Scene) -> None:
     scene.run(0.1)
     assert scene.holder != "teleoperator"
     assert scene.said == ["robot-0 is yours.", "You drive robot-0.", "robot-0 is handed back."]
+
+
+def test_whoever_drives_says_that_they_recover_and_then_correct(scene: Scene) -> None:
+    scene.hand.wants = drive(0.5, 0, 0, 1)
+    scene.run(1.0)
+    assert scene.person.lease is not None
+    for word in (OperatorCommandKind.recover, OperatorCommandKind.correct):
+        scene.hand.wants = msgspec.structs.replace(drive(0.5, 0, 0, 1), episode=(word,))
+        scene.run(1 / 30)
+        scene.hand.wants = drive(0.5, 0, 0, 1)
+        scene.run(0.3)
+    said = [(wish.kind, wish.lease, wish.captured_ns > 0) for wish in scene.wishes if wish.kind in EPISODE_COMMANDS]
+    lease = scene.person.lease.number
+    assert said == [("recover", lease, True), ("correct", lease, True)]
+    assert scene.person.driving
 
 
 def test_what_the_robot_makes_of_it(scene: Scene) -> None:

@@ -95,8 +95,9 @@ def test_keys_say_how_an_episode_ended_whoever_drives(desk: Desk) -> None:
     said = desk.type("v")
     assert (said.engaged, said.episode) == (False, ("success",))
     desk.type("\r")
-    said = desk.type("dxczbn\x1b[C\x1b[D")
-    assert said.episode == ("failure", "end", "discard", "rerecord", "scene_ready", "next", "rerecord")
+    said = desk.type("dxczbn12\x1b[C\x1b[D")
+    words = ("failure", "end", "discard", "rerecord", "scene_ready", "recover", "correct", "next", "rerecord")
+    assert said.episode == words
     assert action(said) == [0.25, 0, 0, 0]
     assert desk.later(0.01).episode == (), "each once"
 

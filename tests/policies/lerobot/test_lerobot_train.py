@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig
 from cloud_learner.training.learner import Learner
 from policies.conformance.check import example_batch, example_observation
 from policies.lerobot.checkpoint_path import locate
 from policies.lerobot.factory import defaults, make
+from tests.cloud_learner.training.batches import Batches
 from tests.extras import needs
 from wire.errors import ConfigError, WeightsError
 
@@ -90,8 +92,8 @@ def test_what_lerobot_train_wrote_acts_and_learns(robot, run):
     other.load(policy.save(), 1)
     assert np.array_equal(other.act(observation, other.think(observation), 0).actions, chunk.actions)
     batch = example_batch(robot, 8, images=8, steps=1)
-    learner = Learner(policy, HGDagger(learning_rate=3e-3, warmup_steps=1, shift_px=0), seed=0)
-    losses = [learner.step(batch) for _ in range(40)]
+    learner = Learner(policy, HGDagger(), TrainingConfig(learning_rate=3e-3, warmup_steps=1), seed=0)
+    losses = [learner.step(Batches(batch))["loss"] for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3])
     other.load(learner.weights(), 2)
     assert not np.array_equal(other.act(observation, other.think(observation), 0).actions, chunk.actions)

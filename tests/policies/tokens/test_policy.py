@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.training.config import TrainingConfig
 from cloud_learner.training.learner import Learner
 from policies.common.batches import hold_masked
 from policies.common.runtime import Runtime
@@ -20,6 +21,7 @@ from policies.interface.trainable import FinetuneConfig, Lora
 from policies.tokens.config import FastConfig, ResidualVQConfig, TokensConfig
 from policies.tokens.network import TokenNetwork
 from policies.tokens.policy import TokenPolicy
+from tests.cloud_learner.training.batches import Batches
 from wire.errors import ConfigError, InvalidDataError, PolicyError, SpecMismatchError, WeightsError
 from wire.types import CameraSpec, CommandType, Dimension, Observation, Prefix, RobotSpec
 
@@ -204,14 +206,14 @@ def test_the_tokeniser_is_in_the_learners_checkpoint_and_in_its_average(kind):
     config = msgspec.structs.replace(REACHING, tokenizer=kind)
     policy = TokenPolicy(REACHER, config)
     policy.set_normalization(NormalizationData(draw(300, 1), expert(draw(300, 1))))
-    learner = Learner(policy, HGDagger(batch=8))
-    learner.step(batch_of(draw(8, 2)))
+    learner = Learner(policy, HGDagger(), TrainingConfig(batch=8))
+    learner.step(Batches(batch_of(draw(8, 2))))
     other = TokenPolicy(REACHER, config, 9)
-    restored = Learner(other, HGDagger(batch=8))
+    restored = Learner(other, HGDagger(), TrainingConfig(batch=8))
     assert other.tokenizer.to_bytes() != policy.tokenizer.to_bytes()
     restored.restore(learner.state())
     assert other.tokenizer.to_bytes() == policy.tokenizer.to_bytes()
-    assert learner.step(batch_of(draw(8, 3))) == restored.step(batch_of(draw(8, 3)))
+    assert learner.step(Batches(batch_of(draw(8, 3)))) == restored.step(Batches(batch_of(draw(8, 3))))
     assert learner.weights() == restored.weights()
 
 

@@ -91,3 +91,33 @@ def test_a_robot_that_cannot_go_back_acts_by_nothing(caplog: pytest.LogCaptureFi
     assert "has no version now" in caplog.text and "version 1 cannot be loaded again" in caplog.text
     bench.load(3, "good")
     acts_by(bench, 3, b"good")
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_what_did_not_act_yet_gives_way_to_the_older_version_that_acts(is_loaded: bool) -> None:
+    bench = Bench(standby=True, latency_s=0.1)
+    for weights in ("first", "second"):
+        bench.files[weights] = weights.encode()
+    bench.load(1, "first")
+    for _ in range(3):
+        bench.ask(1, frame_ns=bench.clock.now_ns())
+        bench.clock.advance(50_000_000)
+    bench.uplink.send(LoadWeights(version(2, b"second"), bench.path("second")))
+    bench.inference.poll()
+    if is_loaded:
+        bench.settle()
+        assert bench.inference._swap.waiting is not None, "for its first thought"
+    bench.uplink.send(LoadWeights(version(1, b"first"), bench.path("first")))
+    bench.inference.poll()
+    bench.settle()
+    for _ in range(5):
+        bench.ask(1, frame_ns=bench.clock.now_ns())
+        bench.clock.advance(50_000_000)
+    assert set(told(bench)[2]) == {1}
+    # and the next one acts as ever, even the same one
+    bench.load(2, "second")
+    for _ in range(5):
+        bench.ask(1, frame_ns=bench.clock.now_ns())
+        bench.clock.advance(50_000_000)
+    assert told(bench)[2] == [2]
+    bench.inference.close()

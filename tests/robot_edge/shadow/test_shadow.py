@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from robot_edge.inference.server import Inference
 from robot_edge.inference.slow_path import InlineSlowPath, SlowPath
+from robot_edge.runtime.memory import AvailableMemory
 from robot_edge.shadow import memory
 from robot_edge.shadow.runner import ShadowRunner
 from robot_edge.shadow.tap import ShadowTap
@@ -215,7 +216,7 @@ def test_a_robot_that_cannot_compute_it_says_why(robot: Robot, why: str, monkeyp
     elif why == "changed file":
         path.write_bytes(b"other")
     elif why == "no memory":
-        monkeypatch.setattr(memory, "available_bytes", lambda: 100_000_000)
+        monkeypatch.setattr(memory, "available_memory", lambda: AvailableMemory(100_000_000, "here"))
     elif why == "history":
         monkeypatch.setattr(Moving, "history", 1)
     else:
@@ -245,9 +246,13 @@ def test_memory_is_judged_by_what_acts(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "weights").write_bytes(b"x")
     resident = memory._resident_bytes(os.getpid())
     assert resident > 10_000_000
-    monkeypatch.setattr(memory, "available_bytes", lambda: resident + 256 * 2**20 + 10_000_000_000)
+
+    def available(size: int) -> None:
+        monkeypatch.setattr(memory, "available_memory", lambda: AvailableMemory(size + 256 * 2**20, "here"))
+
+    available(resident + 10_000_000_000)
     memory.require_memory(tmp_path / "weights", os.getpid())
-    monkeypatch.setattr(memory, "available_bytes", lambda: resident // 2 + 256 * 2**20)
+    available(resident // 2)
     with pytest.raises(PolicyError, match="are available"):
         memory.require_memory(tmp_path / "weights", os.getpid())
     memory.require_memory(tmp_path / "weights", 0)

@@ -9,7 +9,7 @@ from cloud_learner.buffer.control import summarise_control
 from cloud_learner.buffer.ledger import commit as ledger_commit
 from cloud_learner.buffer.ledger import tables
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import Journaled, LagRow, Totals
+from cloud_learner.buffer.ledger.rows import Journaled, LagRow, PartTotals, Totals
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_spec
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Evaluation
@@ -96,6 +96,28 @@ def test_an_episode_adds_up_whatever_the_order(ledger):
     assert ledger.episodes("nobody") == ()
     assert (ledger.episodes_of_robot("r1"), ledger.episodes_of_robot("nobody")) == (3, 0)
     assert [row.first_tick for row in ledger.segments_of("e1")] == [0, 80, 160]
+
+
+def test_recoveries_and_corrections_are_told_apart_wherever_segments_are_cut(ledger):
+    rng = np.random.default_rng(11)
+    recoveries = recovery_steps = correction_steps = 0
+    for number in range(12):
+        source = "demonstration" if number % 6 == 5 else "online"
+        kinds = rng.integers(0, 4, 200)[np.cumsum(rng.random(199) < 0.2)]
+        actors = np.array([POLICY, HUMAN, HUMAN, HOLD])[kinds]
+        segments = fake_episode(SPEC, f"e{number}", actor=actors.tolist(), segment_steps=23, source=source, steps=199)
+        for segment in segments:
+            marks = kinds[segment.first_tick : segment.first_tick + segment.steps] == 1
+            _commit(ledger, replace(segment, recovery=marks) if marks.any() else segment)
+        if source == "online":
+            acted = kinds[kinds != 3] == 1
+            recoveries += int(acted[0]) + int((acted[1:] & ~acted[:-1]).sum())
+            recovery_steps += int((kinds == 1).sum())
+            correction_steps += int((kinds == 2).sum())
+    assert ledger.parts() == PartTotals(recoveries, recovery_steps, correction_steps) and recoveries > 20
+    assert ledger.totals().human_steps > recovery_steps + correction_steps, "demonstrations are no interventions"
+    ledger.prune([f"e{number}" for number in range(12)], 5)
+    assert ledger.parts() == PartTotals()
 
 
 def test_the_lag_that_a_segment_arrived_with_is_kept(ledger):

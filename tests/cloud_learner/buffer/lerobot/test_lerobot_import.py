@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -53,6 +54,16 @@ def exported(buffer: Buffer, tmp_path: Path) -> Path:
         patch.setattr(lerobot_export, "_VIDEO_FILE_MB", 1e-6)
         export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", instructions={"window-open": "open the window"})
     return tmp_path / "out"
+
+
+def test_recoveries_come_back(buffer: Buffer, other: Buffer, tmp_path: Path) -> None:
+    (plain,) = fake_episode(SPEC, "e", steps=24, actor=[0] * 8 + [HUMAN] * 16)
+    recovers = np.arange(24) // 8 == 1
+    buffer.add((msgspec.structs.replace(plain, recovery=recovers),))
+    export(buffer.ledger, buffer.store, SPEC, tmp_path / "out", video=False)
+    import_dataset(other.ledger, other.store, tmp_path / "out")
+    (copy,) = other.segments()
+    assert np.array_equal(copy.recovery, recovers)
 
 
 @pytest.mark.parametrize("video", [True, False])

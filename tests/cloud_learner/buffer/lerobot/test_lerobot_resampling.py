@@ -40,6 +40,7 @@ def episode(action: np.ndarray, fps: float, **columns: np.ndarray) -> Steps:
         truncated=np.zeros(rows, bool),
         frame_times_ns=np.arange(rows)[:, None],
         row=np.arange(rows),
+        recovery=np.arange(rows) % 2 > 0,
     )
     return msgspec.structs.replace(steps, **columns)
 
@@ -55,6 +56,7 @@ def test_twice_the_rate_by_hand() -> None:
     assert found.state.ravel().tolist() == [0, 2, 4, 4]
     assert found.times_ns.tolist() == [7, 7 + 5 * 10**7, 7 + 10**8, 7 + 15 * 10**7]
     assert found.row.tolist() == found.actor.tolist() == found.frame_times_ns.ravel().tolist() == [0, 0, 1, 1]
+    assert found.recovery.tolist() == [False, False, True, True]
     assert found.reward.tolist() == [0, 0.5, 0, 2]
 
 

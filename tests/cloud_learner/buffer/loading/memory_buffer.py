@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.control import marked_actor
 from cloud_learner.buffer.sampling.sampler import BatchPlan
 from tests.cloud_learner.buffer.synthetic import fake_jpeg
 from wire.errors import InvalidDataError
@@ -135,10 +136,11 @@ class MemoryBuffer:
         chosen = chosen[:limit]
         runs, offsets = [], [0]
         for _, s in chosen:
-            change = np.flatnonzero((np.diff(s.actor) != 0) | (np.diff(s.version) != 0)) + 1
+            actor = marked_actor(s)
+            change = np.flatnonzero((np.diff(actor) != 0) | (np.diff(s.version) != 0)) + 1
             firsts = np.r_[0, change] if s.steps else np.zeros(0, np.int64)
             counts = np.diff(np.r_[firsts, s.steps])[: len(firsts)]
-            runs += [(f, c, s.actor[f], s.version[f]) for f, c in zip(firsts.tolist(), counts.tolist(), strict=True)]
+            runs += [(f, c, actor[f], s.version[f]) for f, c in zip(firsts.tolist(), counts.tolist(), strict=True)]
             offsets.append(len(runs))
         ep = {self.numbers[s.episode.id]: s.episode for _, s in chosen}
         return Index(
@@ -201,6 +203,8 @@ def record(
     times = 10**12 + np.arange(total, dtype=np.int64) * spec.period_ns
     actor = rng.integers(0, 4, total + 1)[np.cumsum(rng.random(total) < 0.15)].astype(np.uint8)
     version = np.cumsum(rng.random(total) < 0.1).astype(np.int32)
+    # what is random otherwise stays what it was; half of the episodes are of robots that cannot say so
+    recovers = (actor == HUMAN) & (np.arange(total) // 5 % 2 == 0) & bool(seed % 2)
     seen, images = {}, {}
     for c, camera in enumerate(spec.cameras):
         fresh = rng.random(total) < camera.rate_hz / spec.control_hz
@@ -266,6 +270,7 @@ def record(
                 frame_times_ns={name: values[here] for name, values in seen.items()},
                 frames=frames,
                 terminal=terminal if last else None,
+                recovery=recovers[here] if recovers[here].any() else msgspec.UNSET,
             )
         )
     return found

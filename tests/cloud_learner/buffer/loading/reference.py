@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
+from cloud_learner.buffer.control import marked_actor
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, MemoryBuffer
 from wire.messages.gateway import CameraFrames, Segment
 
@@ -95,6 +96,7 @@ class Reference:
             "state": np.where(self.rolled, segment.state[t], before.state[s]),
             "version": segment.version[t],
             "actor": segment.actor[t],
+            "recovery": isinstance(segment.recovery, np.ndarray) and segment.recovery[t],
             "delay": segment.delay_ticks[t],
             "actions": np.zeros((self.horizon, segment.executed.shape[1]), np.float32),
             "mask": np.zeros(self.horizon, np.float32),
@@ -215,11 +217,13 @@ class Reference:
 
     def _acts(self, number: int, tick: int) -> bool:
         segment, t = self.steps[number, tick]
-        return bool(self.target.starts(segment.actor[t : t + 1], segment.episode.source == "demonstration")[0])
+        return bool(self.target.starts(marked_actor(segment)[t : t + 1], segment.episode.source == "demonstration")[0])
 
     def _continues(self, number: int, tick: int) -> bool:
         segment, t = self.steps[number, tick]
-        return bool(self.target.continues(segment.actor[t : t + 1], segment.episode.source == "demonstration")[0])
+        return bool(
+            self.target.continues(marked_actor(segment)[t : t + 1], segment.episode.source == "demonstration")[0]
+        )
 
     def _joined(self, number: int, first: int, last: int) -> bool:
         """Whether all ticks from one to the other are there."""

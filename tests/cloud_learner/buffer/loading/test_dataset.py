@@ -18,7 +18,8 @@ from cloud_learner.buffer.loading.config import DatasetConfig
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.buffer.loading.decode import FreshSegments
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
-from cloud_learner.buffer.sampling.target import OnlineShare, Recent, TaskMix, by_actor, imitation, uniform
+from cloud_learner.buffer.sampling.shares import OnlineShare, TaskMix
+from cloud_learner.buffer.sampling.target import Recent, by_actor, imitation, uniform
 from tests.cloud_learner.buffer.loading.memory_buffer import (
     HOLD,
     HUMAN,
@@ -151,7 +152,7 @@ def test_every_window_is_what_brute_force_finds(sampler, data):
     spec = robot(CAMERAS[draw(st.sampled_from(list(CAMERAS)))])
     buffer = MemoryBuffer(spec)
     settings = config(
-        target=draw(st.sampled_from([uniform(), imitation()])),
+        target=draw(st.sampled_from([uniform(), *(imitation(recovery_weight=weight) for weight in (1.0, 0.3, 0.0))])),
         horizon=draw(st.sampled_from([1, 2, 5, 16, 33])),
         ticks_ahead=draw(st.sampled_from([(), (1,), (3, 12), (40,)])),
         n_step=(n_step := draw(st.sampled_from([0, 1, 4, 25]))),
@@ -907,39 +908,54 @@ def test_a_state_fits_only_feeds_with_the_same_history(options):
         other.restore(state)
 
 
-def test_two_ranks_share_the_episodes():
-    spec = robot([])
+ALL_THAT_IS_RANDOM = {"max_offset": 3, "offset_share": 0.6, "later": True}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ALL_THAT_IS_RANDOM,
+        {**ALL_THAT_IS_RANDOM, "ticks_per_frame": 3, "history": 2, "echo": 2.0, "cache_bytes": 250_000},
+        {"ticks_per_frame": 2, "target": uniform(factors=(by_actor({"human": 3, "policy": 1}),))},
+        {"n_step": 2, "prefetch": 2},
+    ],
+)
+def test_ranks_bring_together_what_one_brings_alone(world, options):
+    spec = robot(CAMERAS["two"])
     buffer = MemoryBuffer(spec)
     buffer.add(*fleet(spec))
-    there = {episode for episode, _ in Reference(buffer, uniform(), 16).starts}
-    assert len(there) > 8
-    drawn = []
-    for rank in range(2):
-        # enough for episodes of a single step that may be drawn
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=2, samples_per_insert=8.0)) as feed:
+    with contextlib.ExitStack() as closing:
+        group = [{"rank": rank, "world": world} for rank in range(world)]
+        feeds = [
+            closing.enter_context(ReplayDataset(buffer, buffer, spec, config(**options, **mine)))
+            for mine in ({}, *group)
+        ]
+        for feed in feeds:
             feed.refresh()
-            batches = 0
-            while not feed.ahead_of_data:
-                feed.next()
-                batches += 1
-            assert batches == -(-4 * int(feed.universe.steps.sum()) // feed.config.batch), "the other draws as many"
-            assert (feed.finished("online"), feed.finished("demonstration")) == (6, 3), "of both"
-            drawn.append(feed.drawn_episodes())
-    assert drawn[0] | drawn[1] == there
-    assert not drawn[0] & drawn[1]
+        for _ in range(30):
+            alone, *parts = (copied(feed.next()) for feed in feeds)
+            assert {len(part["task"]) for part in parts} == {8 // world}
+            assert same(joined(parts), alone)
 
 
-def test_a_rank_without_an_episode_draws_from_those_of_others():
-    spec = robot([])
-    buffer = MemoryBuffer(spec)
-    buffer.add(*record(spec, "e", [20, 20], 1))
-    batches = []
-    for rank in range(3):
-        with ReplayDataset(buffer, buffer, spec, config(rank=rank, world=3)) as feed:
-            feed.refresh()
-            batches.append(copied(feed.next()))
-    assert all(set(batch["episode"].tolist()) == {1} for batch in batches)
-    assert not np.array_equal(batches[0]["tick"], batches[1]["tick"])
+def joined(parts):
+    """The batch of which ranks have these."""
+    whole = {}
+    for name, first in parts[0].items():
+        if name == "instructions":
+            whole[name] = [one for part in parts for one in part[name]]
+        elif isinstance(first, dict):
+            whole[name] = {key: np.concatenate([part[name][key] for part in parts]) for key in first}
+        else:
+            whole[name] = np.concatenate([part[name] for part in parts])
+    return whole
+
+
+@pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 3)])
+def test_ranks_that_cannot_share_a_batch_evenly_are_refused(rank, world):
+    with pytest.raises(ConfigError, match=f"rank {rank} of {world}, counted from 0, has no even share of a batch of 8"):
+        config(rank=rank, world=world)
 
 
 def test_a_closed_feed_can_be_closed_again_and_an_iterator_goes_on():
@@ -1145,27 +1161,25 @@ def test_nothing_after_the_last_row_asked_for_is_drawn(limit):
         assert feed.universe.row[~feed.universe.gone].tolist() == [2, 3, 4, 5, 6, 7]
 
 
-def test_a_state_is_gone_on_from_with_more_or_fewer_ranks():
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+def test_a_state_is_gone_on_from_with_more_or_fewer_ranks(before, after):
     spec = robot([])
     buffer = MemoryBuffer(spec)
     buffer.add(*(segment for e in range(16) for segment in record(spec, f"e{e}", [20], e)))
-    with ReplayDataset(buffer, buffer, spec, config(world=2, rank=1)) as feed:
+    with ReplayDataset(buffer, buffer, spec, config(**ALL_THAT_IS_RANDOM, world=before, rank=before - 1)) as feed:
         feed.refresh()
-        for _ in range(3):
+        for _ in range(5):
             feed.next()
         state = feed.state()
-    there = []
-    for world in (1, 3):
-        for rank in range(world):
-            with ReplayDataset(buffer, buffer, spec, config(world=world, rank=rank)) as feed:
-                assert not feed.restore(state)
-                assert feed.stats.batches == 3 and feed.drawn_episodes()
-                feed.refresh()
-                for _ in range(40):
-                    feed.next()
-                there.append(feed.drawn_episodes())
-    assert there[0] == there[1] | there[2] | there[3] == set(buffer.numbers.values())
-    assert sum(map(len, there[1:])) == 16
+    with ReplayDataset(buffer, buffer, spec, config(**ALL_THAT_IS_RANDOM)) as feed:
+        feed.refresh()
+        uninterrupted = [copied(feed.next()) for _ in range(40)][5:]
+    parts = []
+    for rank in range(after):
+        with ReplayDataset(buffer, buffer, spec, config(**ALL_THAT_IS_RANDOM, world=after, rank=rank)) as feed:
+            assert feed.restore(state)
+            parts.append([copied(feed.next()) for _ in range(35)])
+    assert all(same(joined(mine), alone) for *mine, alone in zip(*parts, uninterrupted, strict=True))
 
 
 def test_a_normalisation_is_not_fitted_to_the_part_that_can_be_read():

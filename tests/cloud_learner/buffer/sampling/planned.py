@@ -10,7 +10,7 @@ import numpy as np
 from cloud_learner.buffer.ledger.rows import EpisodeFacts, SegmentColumns
 from cloud_learner.buffer.sampling.sampler import BatchPlan, Sampler
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.sampling.target import strata_shares
+from cloud_learner.buffer.sampling.shares import strata_shares
 
 POLICY, HUMAN, SCRIPT, HOLD = range(4)
 Run = tuple[int, int, int]

@@ -259,8 +259,6 @@ def test_wrong_settings_and_wrong_answers_are_refused():
         SegmentIndex(())
     with pytest.raises(ConfigError):
         SegmentIndex(("a", "a"))
-    with pytest.raises(ConfigError):
-        SegmentIndex(("a",), 2, 2)
     book = Book()
     book.record([3, 3])
     index = book.index()

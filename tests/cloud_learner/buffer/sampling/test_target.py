@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 
+from cloud_learner.buffer.control import RECOVERY
+from cloud_learner.buffer.sampling.shares import OnlineShare, TaskMix
 from cloud_learner.buffer.sampling.target import (
     Factor,
-    Losses,
     Moment,
-    OnlineShare,
     Recent,
     SamplingDistribution,
     StepRuns,
-    TaskMix,
     acted_steps,
     by_actor,
     by_label,
@@ -24,10 +22,9 @@ from cloud_learner.buffer.sampling.target import (
     imitation,
     lag_half_life,
     max_lag,
-    strata_shares,
     uniform,
 )
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError
 
 NOW = Moment(10)
 
@@ -57,6 +54,27 @@ def test_people_and_scripts_are_imitated_and_in_demonstrations_everybody_but_hol
     assert imitation().starts(np.array([0, 1, 2, 3], np.uint8), False).tolist() == [False, True, True, False]
     assert uniform().weights(runs(), NOW).tolist() == [1, 1, 1, 0]
     assert uniform().continues(np.array([0, 3], np.uint8), False).tolist() == [True, False]
+
+
+def test_a_recovery_counts_as_the_config_says():
+    # human, its recovery, script, policy; in demonstrations too
+    some = runs(actor=(1, 1 | RECOVERY, 2, 0))
+    assert imitation().weights(some, NOW).tolist() == [1, 1, 1, 0]
+    assert imitation().factors == imitation(recovery_weight=0).factors == ()
+    assert imitation(recovery_weight=0.25).weights(some, NOW).tolist() == [1, 0.25, 1, 0]
+    assert imitation(factors=(by_actor({"human": 2, "script": 1}),), recovery_weight=3).weights(some, NOW).tolist() == [
+        2,
+        6,
+        1,
+        0,
+    ]
+    without = imitation(recovery_weight=0)
+    assert without.weights(some, NOW).tolist() == [1, 0, 1, 0]
+    assert without.continues(some.actor, np.ones(4, bool)).tolist() == [True, False, True, True]
+    assert uniform().weights(some, NOW).tolist() == [1, 1, 1, 1]
+    for wrong in (-1, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="recovery"):
+            imitation(recovery_weight=wrong)
 
 
 def test_weights_by_actor_and_outcome():
@@ -137,68 +155,3 @@ def test_names_and_numbers_that_cannot_be_are_refused_with_what_was_meant():
     ):
         with pytest.raises(ConfigError):
             wrong()
-
-
-TASKS = ("a", "b", "c")
-
-
-def shares(mix: TaskMix, mass, losses: Losses | None = None) -> list[list[float]]:
-    return strata_shares(mix, TASKS, np.array(mass, float), losses).tolist()
-
-
-def test_tasks_share_evenly_and_those_without_data_give_theirs_away():
-    assert shares(TaskMix(), [[2, 2], [1, 0], [0, 0]]) == [[0.25, 0.25], [0.5, 0], [0, 0]]
-    assert shares(TaskMix(shares={"a": 3, "c": 1}), [[1, 3], [9, 9], [1, 0]]) == [[0.1875, 0.5625], [0, 0], [0.25, 0]]
-    assert shares(TaskMix(shares={"c": 1}), [[1, 3], [9, 9], [0, 0]]) == [[0, 0]] * 3
-    assert shares(TaskMix(), [[0, 0]] * 3) == [[0, 0]] * 3
-
-
-def test_a_fixed_online_share_holds_where_there_is_both():
-    assert shares(TaskMix(online=0.8), [[5, 1], [5, 0], [0, 1]]) == [
-        pytest.approx([0.2 / 3, 0.8 / 3]),
-        pytest.approx([1 / 3, 0]),
-        pytest.approx([0, 1 / 3]),
-    ]
-    assert shares(TaskMix(online=0), [[5, 1], [5, 0], [0, 1]]) == [[0.5, 0], [0.5, 0], [0, 0]]
-    assert shares(TaskMix(online=1), [[5, 1], [5, 0], [0, 1]]) == [[0, 0.5], [0, 0], [0, 0.5]]
-
-
-def test_the_adaptive_share_is_that_of_the_paper():
-    """w_on = e^(a l_on) / (e^(a l_on) + e^(l_off)), SOP, arXiv 2601.03044."""
-    losses = Losses(OnlineShare())
-    for _ in range(9):
-        losses.note("a", True, 0.4)
-        losses.note("a", False, 0.5)
-    assert losses.share("a") == 0.5, "before there are 10 of each"
-    losses.note("a", True, 0.4)
-    losses.note("a", False, 0.5)
-    assert losses.share("a") == pytest.approx(math.exp(0.6) / (math.exp(0.6) + math.exp(0.5)))
-    assert losses.share("b") == 0.5
-    mix = TaskMix(shares={"a": 1}, online=OnlineShare())
-    assert shares(mix, [[5, 1], [0, 0], [0, 0]], losses)[0] == pytest.approx([1 - losses.share("a"), losses.share("a")])
-    assert shares(mix, [[5, 1], [0, 0], [0, 0]], None)[0] == [0.5, 0.5]
-
-
-def test_the_adaptive_share_is_clipped_and_forgets():
-    losses = Losses(OnlineShare())
-    for _ in range(200):
-        losses.note("a", True, 1000.0)
-        losses.note("a", False, 0.0)
-    assert losses.share("a") == 0.8
-    for _ in range(200):
-        losses.note("a", True, 0.0)
-        losses.note("a", False, 1000.0)
-    assert losses.share("a") == 0.2, "only the last 200 count, and nothing overflows"
-
-
-def test_the_adaptive_share_goes_on_after_a_stop_and_refuses_what_is_no_loss():
-    losses = Losses(OnlineShare())
-    rng = np.random.default_rng(0)
-    for value in rng.random(300):
-        losses.note("a", value < 0.5, float(value))
-    other = Losses(OnlineShare())
-    other.restore(json.loads(json.dumps(losses.state())))
-    assert other.share("a") == losses.share("a")
-    assert other.state() == losses.state()
-    with pytest.raises(InvalidDataError, match="task 'a'"):
-        losses.note("a", True, math.nan)

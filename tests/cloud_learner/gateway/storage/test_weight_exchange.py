@@ -74,6 +74,20 @@ def test_an_older_one_comes_when_a_robot_asks(make, ledger: Ledger, tmp_path: Pa
     assert (tmp_path / "b" / old.path).exists()
 
 
+def test_what_was_asked_for_is_looked_for_until_it_was_put(make, ledger: Ledger, tmp_path: Path) -> None:
+    here, there, came = make("a"), make("b"), list[PolicyVersion]()
+    there.on_arrived = came.append
+    old = publish(ledger, tmp_path / "a", 1)
+    there.fetch(old)
+    look(there)
+    assert came == []
+    look(here)
+    publish(ledger, tmp_path / "a", 2)
+    look(there)
+    look(there)
+    assert came == [old.version]
+
+
 def test_what_is_damaged_does_not_come(make, ledger: Ledger, tmp_path: Path) -> None:
     here, there, came = make("a"), make("b"), list[PolicyVersion]()
     there.on_arrived = came.append

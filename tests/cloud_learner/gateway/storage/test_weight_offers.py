@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.gateway.storage import weight_pruning
 from tests.cloud_learner.gateway.storage.test_weight_deltas import Trainer
 from tests.wire.weights.files import floats, version_of
 from wire.errors import RejectedError, StorageError
@@ -170,3 +171,15 @@ def test_a_parent_that_is_pruned_while_its_child_comes_asks_for_the_whole(traine
     assert not [name for name in trainer.names() if name.startswith("3")]
     with pytest.raises(RejectedError, match=r"is gone\. Publish the whole"):
         trainer.store.begin(trainer.offer(3))
+
+
+def test_what_somebody_fetches_stays_and_what_is_gone_is_refused(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.publish(4)
+    assert trainer.store.serve(FetchWeights(2, 0, 10)) is not None
+    assert trainer.store.prune(lambda parents: [1, 2, 3]) == [1, 3]
+    with pytest.raises(RejectedError, match="version 1: its file is gone, as only the newest are kept"):
+        trainer.store.serve(FetchWeights(1, 0, 10))
+    monkeypatch.setattr(weight_pruning, "FETCHED_S", 0.0)
+    assert trainer.store.prune(lambda parents: [2]) == [2]

@@ -159,5 +159,5 @@ def test_a_torn_file_is_noticed(tmp_path, store):
     with pytest.raises(CorruptDataError, match="safetensors"):
         store.serve(FetchWeights(1, 0, 2000))
     path.unlink()
-    with pytest.raises(CorruptDataError, match="gone"):
+    with pytest.raises(RejectedError, match="gone"):
         store.serve(FetchWeights(1, 0, 2000))

@@ -15,9 +15,11 @@ from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from tests.cloud_learner.dispatch.hall import SPEC, Hall, canary
 from tests.cloud_learner.fake_edge import FakeEdge
+from wire.errors import DiskFullError
 from wire.messages.fleet import ChangeVersions, Response, SubmitJob, VersionAction, VersionStatus
 from wire.messages.gateway import (
     Ack,
+    EdgeEvent,
     EdgeStatus,
     Hello,
     HelloAck,
@@ -176,10 +178,38 @@ def test_people_freeze_thaw_pin_promote_and_go_back(tmp_path: Path) -> None:
     assert acting(hall) == [1] * 5  # it is frozen until somebody allows it
 
 
+def test_of_versions_that_wait_none_is_tried_after_a_rollback(tmp_path: Path) -> None:
+    hall = fleet(tmp_path, versions=3)
+    console = hall.peer()
+    assert [listed(hall, console)[number].state for number in (2, 3)] == ["canary", "candidate"]
+    change(hall, console, VersionAction.rollback)
+    states = listed(hall, console)
+    assert [states[number].state for number in (2, 3)] == ["rolled_back", "candidate"]
+    assert states[1].frozen and acting(hall) == [1] * 5
+
+
+def test_what_nobody_judged_is_left_to_a_person_and_shown(tmp_path: Path) -> None:
+    hall = fleet(tmp_path, RolloutConfig(canary=0.2, control=0.0, max_episodes=15), versions=2)
+    console = hall.peer()
+    assert "on trial by 1 of 5 robots" in listed(hall, console)[2].note
+    for _ in range(20):
+        hall.clock.advance(10**9)
+        for edge in hall.edges:
+            edge.poll()
+            edge.status()
+            assert edge.episode("unjudged" if edge.version == 2 else "success", version=edge.version)
+        hall.gateway.poll()
+    shown = listed(hall, console)[2]
+    assert (shown.state, shown.episodes, shown.unjudged) == ("candidate", 0, 15)
+    assert shown.note.startswith("a person must promote it: 0 of 15 episodes judged")
+    assert change(hall, console, VersionAction.promote, 2).refused == ""
+    assert acting(hall) == [2] * 5
+
+
 @pytest.mark.parametrize(
     ("action", "number", "robot", "reason"),
     [
-        ("promote", 7, "", "no policy version 7; the newest is 2"),
+        ("promote", 7, "", "no policy version 7: there are 1 to 2; `vla-fleet versions list` shows them."),
         ("promote", 0, "", "needs the number of a version"),
         ("rollback", 9, "", "no policy version 9"),
         ("promote", 1, "", "version 1: it is current already"),
@@ -328,6 +358,17 @@ def test_only_episodes_of_one_version_count(tmp_path: Path) -> None:
     assert counts(hall) == {1: 2, 2: 1}
 
 
+def test_an_episode_in_which_the_robot_only_held_is_a_stopped_one_of_its_version(tmp_path: Path) -> None:
+    hall = fleet(tmp_path, versions=2)
+    edge = hall.edges[0]
+    for number, versions in enumerate([(2, 2), (2,), (1, 2), (0,)]):
+        for segment in episode(edge, number, versions, Actor.hold):
+            edge.channel.send(segment)
+    hall.gateway.poll()
+    assert counts(hall) == {1: 0, 2: 2}, "of two versions, or none, it counts for none"
+    assert [one.tally.stopped for one in hall.gateway._rollout.controller.versions()] == [0, 2]
+
+
 def test_an_episode_that_began_before_a_restart_does_not_count(tmp_path: Path) -> None:
     hall = fleet(tmp_path, versions=2)
     edge = hall.edges[0]
@@ -425,3 +466,55 @@ def test_no_version_is_announced_before_the_peer_knows_the_key(tmp_path: Path) -
     versions.announce("robot-9", 5)
     hall.gateway.poll()
     assert not any(isinstance(one, VersionAvailable) for one in hall.received(peers["robot-9"]))
+
+
+def test_a_rollback_that_is_not_kept_is_done_and_said_not_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = fleet(tmp_path, RolloutConfig(), versions=2)
+    console = hall.peer()
+
+    def full(kept: str) -> None:
+        raise DiskFullError("the disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hall.ledger, "keep_rollout", full)
+        answer = change(hall, console, VersionAction.rollback)
+    assert answer.refused.startswith(
+        "done, but not kept: a gateway that is started again before that is mended does not"
+    )
+    assert answer.refused.endswith("the disk is full.") and acting(hall) == [1] * 5
+    assert not change(hall, console, VersionAction.freeze).refused
+    hall = hall.killed()
+    for edge in hall.edges:
+        edge.status()
+    hear(hall)
+    assert hall.gateway._rollout.controller.current == 1 and hall.gateway._rollout.controller.frozen
+
+
+@pytest.mark.parametrize("what", ["version", "segment", "note"])
+def test_a_full_disk_leaves_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    hall = fleet(tmp_path, RolloutConfig(), versions=8)
+    service, store = hall.gateway._rollout, hall.gateway._rollout._weights
+    monkeypatch.setattr(store._fetched, "now", set)
+    console = hall.peer()
+    assert not change(hall, console, VersionAction.pin, 3, "robot-0").refused
+    assert all(store.sizes(number).here for number in range(1, 9))
+
+    def full(*some: object, **more: object) -> None:
+        raise DiskFullError("no space left.")
+
+    match what:
+        case "version":
+            monkeypatch.setattr(store, "begin", full)
+            publish(hall, 9)
+        case "segment":
+            monkeypatch.setattr(hall.ingest._store, "append_all", full)
+            assert hall.edges[0].episode(version=8)
+        case "note":
+            monkeypatch.setattr(hall.ledger, "add_event", full)
+            hall.edges[0].channel.send(EdgeEvent(NAMES[0], 1, "hold", "the arm does not answer"))
+    hear(hall)
+    hear(hall)
+    there = [number for number in range(1, 9) if store.sizes(number).here]
+    assert 8 in there and 3 in there and service.controller.current in there and len(there) < 8

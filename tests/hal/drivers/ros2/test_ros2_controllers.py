@@ -174,10 +174,11 @@ def test_closed_on_its_way_an_arm_stays_where_it_is_measured(witness: Witness) -
         robot.connect()
         robot.reset("anything", 0)
         robot.write(np.array([2.0], np.float32))
-        wait_until(lambda: witness.joints["lift"][0] > 0.25)
+        wait_until(lambda: witness.joints["lift"][0] > 0.4)
         robot.close()
         wait_until(lambda: witness.controllers["arm"]["taken"] == 2)
         wait_until(lambda: witness.joints["lift"][1] == 0.0)
+        # it goes by what it had last heard, which may be some ticks old
         assert 0.25 < witness.joints["lift"][0] < 1.9
         assert not witness.refused
 

@@ -12,14 +12,15 @@ import pytest
 
 from robot_edge.uplink.weights import plan
 from robot_edge.uplink.weights.client import WeightClient
+from robot_edge.uplink.weights.relay_source import RelaySource
 from robot_edge.uplink.weights.subscriber import WeightSubscriber
 from tests.cloud_learner.dispatch.hall import Hall
 from tests.cloud_learner.fake_edge import SPEC
 from tests.wire.weights.files import delta_of, floats, version_of
 from wire.clock import ManualClock, clock_name
-from wire.messages.gateway import FetchWeights, Hello, Publish, WeightBytes
+from wire.messages.gateway import FetchWeights, Hello, Publish, Rejection, WeightBytes
 from wire.transport.faults import FaultPlan, FaultWindow
-from wire.transport.memory_channel import MemoryServer, memory_pair
+from wire.transport.memory_channel import MemoryClient, MemoryServer, memory_pair
 from wire.types import PolicyVersion
 from wire.weights import manifest
 from wire.weights.manifest import Signer
@@ -43,7 +44,7 @@ class Fleet:
         count: int = 8000,
         faults: FaultWindow | None = None,
         seed: int = 0,
-        relay: Callable[[FetchWeights], Iterable[WeightBytes]] | None = None,
+        relay: Callable[[FetchWeights], Iterable[WeightBytes | Rejection]] | None = None,
     ) -> None:
         """`count`: of values in a version; `faults`: of the robot's connection, from now on; `relay`: what it answers
         to a robot, which has none by default."""
@@ -69,17 +70,28 @@ class Fleet:
         return self.robot._client
 
     @property
+    def source(self) -> RelaySource:
+        """The relay, as the robot has it."""
+        assert self.client._requests.relay is not None
+        return self.client._requests.relay
+
+    @property
     def here(self) -> Path:
         return self.root / "robot"
 
-    def start_robot(self) -> None:
-        """As after a kill, on the same directory."""
+    def connect(self) -> MemoryClient:
+        """The robot's line, as bad as it is."""
         if self._faults is not None:
             end_s = self._faults.end_s - (self.clock.now_ns() - SECOND) / SECOND
             windows = (replace(self._faults, end_s=end_s),) if end_s > 0 else ()
             self.server._faults = FaultPlan(windows, self._seed + len(self.killed))
         channel = self.server.connect("robot-0")
         self.server._faults = None
+        return channel
+
+    def start_robot(self) -> None:
+        """As after a kill, on the same directory."""
+        channel = self.connect()
         hello = Hello("robot-0", "edge", clock_name(), 0, 7, SPEC, ("reach",))
         if hasattr(self, "robot"):
             self.killed.append(self.robot)
@@ -87,7 +99,7 @@ class Fleet:
         if self.relay is not None:
             self._relay, near = memory_pair()
             self._link = near
-            self.robot._client = WeightClient(self.here, channel, self.clock, relay=near)
+            self.robot._client = WeightClient(self.here, channel, self.clock, relay=RelaySource(near, self.clock))
 
     def restart_gateway(self) -> None:
         self.killed.append(self.hall)
@@ -140,15 +152,19 @@ class Fleet:
         for _ in range(round(100 * seconds)):
             self.step()
 
-    def _pass_on(self, relay: Callable[[FetchWeights], Iterable[WeightBytes]]) -> None:
+    def _pass_on(self, relay: Callable[[FetchWeights], Iterable[WeightBytes | Rejection]]) -> None:
         while (asked := self._relay.recv()) is not None:
             assert isinstance(asked, FetchWeights)
             self.relayed.append(asked)
             for part in relay(asked):
                 self._relay.send(part)
         while (part := self._link.recv()) is not None:
-            assert isinstance(part, WeightBytes)
-            self.client.add_part(part, by_relay=True)
+            if isinstance(part, Rejection):
+                assert part.request is not None
+                self.client.on_relay_refused(part.request, part.reason)
+            else:
+                assert isinstance(part, WeightBytes)
+                self.client.add_part(part, by_relay=True)
 
     def right(self, asked: FetchWeights) -> bytes:
         """What an honest relay answers."""
@@ -175,9 +191,8 @@ class Fleet:
 
         def is_half() -> bool:
             wanted, plan = client._wanted, client._plan
-            return (
-                wanted is not None and wanted.version.number == number and plan is not None and client._written >= size
-            )
+            is_wanted = wanted is not None and wanted.version.number == number
+            return is_wanted and plan is not None and client._requests.written >= size
 
         self.until(is_half)
 

@@ -160,7 +160,7 @@ def test_it_waits_while_the_version_to_act_by_comes(tmp_path: Path) -> None:
         fleet.publish(whole=True)
     fleet.wish(2)
     shadow = fleet.uplink.shadow.weights
-    fleet.until(lambda: shadow._received > 20_000)
+    fleet.until(lambda: shadow._requests.received > 20_000)
     assert shadow.fetching == 2
     fleet.hall.gateway._rollout.change("anna", "promote", 3)
     fleet.until(lambda: fleet.client.fetching)
@@ -232,7 +232,7 @@ def test_a_process_that_ends_again_and_again_is_left(tmp_path: Path) -> None:
 
 def test_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = made(tmp_path)
-    monkeypatch.setattr("robot_edge.uplink.weights.file._ROOM_BYTES", 2**62)
+    monkeypatch.setattr("robot_edge.uplink.weights.cache.STAYS_FREE_BYTES", 2**62)
     fleet.wish(2)
     fleet.run(0.5)
     assert "free some room" in fleet.found(2).problems["robot-0"]  # type: ignore[attr-defined]

@@ -239,3 +239,53 @@ def test_a_file_that_changed_here_before_it_was_loaded_is_fetched_again_when_it_
     fleet.client.on_reverted(version, "half_loaded")
     fleet.call_back(number)
     assert fleet.fetch(number) == 0
+
+
+@pytest.mark.parametrize("cut_s", [1, 45])
+def test_deltas_are_asked_for_again_when_the_question_was_lost(slow: Fleet, cut_s: float) -> None:
+    slow.server.cut.add("robot-0")
+    for _ in range(2):
+        number = slow.publish()
+    slow.run(3)
+    slow.server.cut.clear()
+    slow.until(lambda: slow.client._waits_for_deltas)
+    slow.server.cut.add("robot-0")
+    slow.run(cut_s)
+    slow.server.cut.clear()
+    assert slow.fetch(number, 60.0) == slow.size(2, number)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_after_a_long_cut_in_the_middle_of_a_delta_the_rest_of_it_comes(tmp_path: Path, newer: bool) -> None:
+    fleet = Fleet(tmp_path, count=400_000, faults=FaultWindow(bytes_per_s=40_000))
+    fleet.publish()
+    fleet.fetch(1, 60.0)
+    number = fleet.publish()
+    fleet.half(number, 2 * CHUNK)
+    if newer:  # it was announced before the cut, and follows
+        fleet.publish()
+        fleet.until(lambda: fleet.client._following)
+    here = fleet.client._requests.received
+    assert 2 * CHUNK <= here < fleet.size(number) - 4 * CHUNK
+    fleet.server.cut.add("robot-0")
+    fleet.run(45)
+    assert fleet.client.fetching == number
+    fleet.server.cut.clear()
+    assert fleet.fetch(number) <= fleet.size(number) - here
+    assert fleet.arrived == [1, number]
+
+
+def test_a_version_whose_file_has_gone_gives_way_to_the_newest_at_once(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, count=100_000, faults=FaultWindow(bytes_per_s=40_000))
+    fleet.publish()
+    fleet.fetch(1, 60.0)
+    first = fleet.publish(whole=True)
+    fleet.half(first, 2 * CHUNK)
+    row = fleet.hall.ledger.version(first)
+    assert row is not None
+    (file,) = (fleet.root / "gateway").rglob(row.path)
+    file.unlink()
+    newest = fleet.publish(whole=True)
+    assert fleet.until(lambda: fleet.client.fetching == newest) < 6.0, "it is not waited for in vain"
+    fleet.fetch(newest, 60.0)
+    assert fleet.arrived == [1, newest]

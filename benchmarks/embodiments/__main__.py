@@ -1,0 +1,141 @@
+"""Do robots of two shapes learn as well in one run as each alone, and does a third that joins later need less?
+
+    python -m benchmarks.embodiments [--quick] [--json FILE] [--write]
+
+MetaWorld's arm and a Fetch arm that pushes share one network (recipe `shapes`); another Fetch arm, which measures less
+and is told in another unit how to move (`benchmarks.embodiments.lab_fetch`), joins when both have learned. All learn
+from demonstrations of scripted operators in a real buffer.
+
+- `alone`: one shape. `together`: both, the same demonstrations and as many updates; each update has a batch of each.
+- `from scratch`: the third one alone, from so many demonstrations of its own. `joined`: the run of both goes on with it
+  for as many updates.
+
+Training, recording and evaluating are those of `vla-fleet train` and `vla-fleet eval`; runs are beside each other, one
+process for each core.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from benchmarks.common.table import Goal, Result, interval, require_simulation, run
+from benchmarks.embodiments import runs
+from benchmarks.embodiments.runs import JOB, PAIR, THIRD, EmbodimentsSize
+from fleet.config.recipes import get_recipe
+from fleet.evaluation.held_out import MeasuredEpisode, rate
+from fleet.evaluation.statistics import paired_difference
+
+ENOUGH, WORSE = 0.8, 0.03
+"""success that the third one is to reach; what a shape may lose by the other one"""
+Outcomes: TypeAlias = Mapping[tuple[int, str, str], list[MeasuredEpisode]]
+"""by seed, run and member"""
+
+
+def measure(quick: bool) -> Result:
+    """All runs of all seeds."""
+    size = runs.QUICK if quick else runs.FULL
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
+        root, context = Path(directory), multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context, initializer=runs.begin_process) as pool:
+
+            def all_of(work: Callable[..., Any], arguments: Iterable[Any], what: str) -> dict[Any, Any]:
+                jobs = {one: pool.submit(work, size, one, root) for one in arguments}
+                found = {}
+                for number, (one, job) in enumerate(jobs.items(), 1):
+                    found[one] = job.result()
+                    _say(began, f"{what}: {number} of {len(jobs)}")
+                return found
+
+            all_of(runs.record, size.seeds, "recorded")
+            first = [one for seed in size.seeds for one in runs.first_runs(size, seed)]
+            found = all_of(runs.train_and_measure, first, "both, each alone, and the third from scratch")
+            later = [one for seed in size.seeds for one in runs.later_runs(size, seed)]
+            found |= all_of(runs.train_and_measure, later, "the third joined")
+    return report(
+        size, {(one.seed, one.name, name): outcomes for one, by in found.items() for name, outcomes in by.items()}
+    )
+
+
+def report(size: EmbodimentsSize, found: Outcomes) -> Result:
+    """The tables."""
+
+    def shares(run_name: str, member: str) -> list[float]:
+        return [rate(found[seed, run_name, member]).share for seed in size.seeds]
+
+    rows, goals = [], []
+    for member in PAIR:
+        alone, both = shares(f"alone {member}", member), shares("together", member)
+        low, high = _difference(size, found, member)
+        gain = float(np.mean(both) - np.mean(alone))
+        rows.append(
+            {
+                "robot": get_recipe(f"{JOB}@{member}").spec.embodiment,
+                "demonstrations": size.demonstrations[member],
+                "alone": interval(alone),
+                "together": interval(both),
+                "together minus alone": f"{gain:+.3f} ({low:+.3f} to {high:+.3f})",
+            }
+        )
+        goals.append(Goal(f"{member}: together minus alone, success", gain, f"at least -{WORSE}", gain >= -WORSE))
+    more, enough = [], {}
+    for how in ("from scratch", "joined"):
+        short = [own for own in size.own if np.mean(shares(f"{how} {own}", THIRD)) < ENOUGH]
+        enough[how] = next((own for own in size.own if own > max(short, default=0)), None)
+    for own in size.own:
+        more.append(
+            {"demonstrations of its own": own} | {how: interval(shares(f"{how} {own}", THIRD)) for how in enough}
+        )
+    needed = {how: float("inf") if least is None else float(least) for how, least in enough.items()}
+    less = needed["joined"] < needed["from scratch"]
+    scratch = enough["from scratch"] or f"more than {max(size.own)}"
+    goals.append(
+        Goal(
+            f"demonstrations of its own from which on success is {ENOUGH}, joined",
+            needed["joined"],
+            f"less than {scratch}",
+            less,
+        )
+    )
+    kept = {member: shares(f"joined {max(size.own)}", member) for member in PAIR}
+    notes = [
+        f"{len(size.seeds)} seed(s): other first weights, batches and demonstrations; mean (lowest to highest). "
+        f"{size.episodes} held-out scenes for each, {size.own_episodes} of the third one; of the difference the 95 % "
+        "interval on the same scenes (Newcombe).",
+        f"{size.updates} updates, then {size.own_updates} with the third one, or of it alone; a batch of {size.batch} "
+        "of each robot in an update.",
+        f"When the third one had joined with {max(size.own)} demonstrations: "
+        + "; ".join(f"{member} {interval(values)}" for member, values in kept.items())
+        + ".",
+    ]
+    third = get_recipe(f"{JOB}@{THIRD}").spec.embodiment
+    return Result("Robots of several shapes share weights", rows, goals, notes, {f"A third robot, {third}": more})
+
+
+def _difference(size: EmbodimentsSize, found: Outcomes, member: str) -> tuple[float, float]:
+    """95 % interval of together minus alone, over the scenes of all seeds."""
+    counts = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
+    for seed in size.seeds:
+        both, alone = found[seed, "together", member], found[seed, f"alone {member}", member]
+        for one, other in zip(both, alone, strict=True):
+            counts[one.success, other.success] += 1
+    return paired_difference(*counts.values())
+
+
+def _say(began: float, text: str) -> None:
+    sys.stderr.write(f"{time.monotonic() - began:5.0f} s  {text}\n")
+
+
+if __name__ == "__main__":
+    require_simulation("gymnasium_robotics")
+    sys.exit(run("embodiments", measure))

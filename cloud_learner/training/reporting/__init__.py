@@ -1,0 +1,1 @@
+"""What a training run shows to people: figures for Prometheus, and its curves."""
