@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -66,15 +68,22 @@ def test_a_plan_has_everything_once_and_time_to_come_back() -> None:
         plan_faults(100.0, 3, ROBOTS, tuple(FaultKind))
 
 
+GROWS = "kept = []\nfor line in iter(input, 'end'):\n    kept.append(b'x' * 2**23)\n    print('grown', flush=True)"
+
+
 def test_growth_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr("benchmarks.soak.memory.time.monotonic", lambda: now_s[0])
-    memory, kept = MemoryLog(), []
-    for second in range(0, 100, 5):
-        now_s[0] = second
-        if second > 60:
-            kept.append(b"x" * 2**23)
-        memory.look({"test": [os.getpid()], "gone": [2**30]})
+    memory = MemoryLog()
+    with subprocess.Popen([sys.executable, "-c", GROWS], stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for second in range(0, 100, 5):
+            now_s[0] = second
+            if second == 0 or second > 60:
+                print("grow", file=process.stdin)
+                process.stdout.readline()
+            memory.look({"test": [process.pid], "gone": [2**30]})
+        print("end", file=process.stdin)
     (found,) = memory.growth(60.0)
     assert found.kind == "test" and found.mib > 16
     assert memory.growth(90.0) == []

@@ -140,6 +140,15 @@ def words(fleet: Path, tmp_path: Path) -> tuple[str, ...]:
     return ("train", *where, *given, "--population", "2", "--tune", TUNE)
 
 
+def kill(pid: int) -> bool:
+    """Whether it was there; 0 is no process."""
+    try:
+        os.kill(pid or 2**30, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def record(out: Path) -> PopulationRecord:
     return msgspec.json.decode((out / "population.json").read_bytes(), type=PopulationRecord)
 
@@ -167,9 +176,10 @@ def test_killed_members_and_a_killed_command_go_on_and_the_best_ones_weights_com
         wait_until(lambda: any(one.copies for one in stand()))
         copy = next(one.member for one in stand() if one.copies)
         held = noted(DataDirectory(out).member(copy))
-        killed, reached = read_progress(held), stand()[copy].gradient_steps
-        os.kill(killed.pid, signal.SIGKILL)
-        wait_until(lambda: read_progress(held).pid != killed.pid and stand()[copy].gradient_steps > reached)
+        # the process that was there before the copy may be the last that noted anything
+        wait_until(lambda: kill(read_progress(held).pid))
+        killed, reached = read_progress(held).pid, stand()[copy].gradient_steps
+        wait_until(lambda: read_progress(held).pid != killed and stand()[copy].gradient_steps > reached)
     finally:
         process.kill()
         process.wait()
