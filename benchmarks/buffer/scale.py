@@ -84,7 +84,7 @@ class Sizes:
     """segments that a cache has room for"""
 
 
-FULL, QUICK = Sizes(), Sizes((50_000, 100_000), 3, 300)
+FULL, QUICK = Sizes(), Sizes((20_000, 40_000), 3, 300)
 
 
 def measure(quick: bool) -> Result:

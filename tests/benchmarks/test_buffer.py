@@ -245,4 +245,4 @@ def test_both_sizes_are_measured() -> None:
     goals = {goal.name for goal in result.goals}
     assert {*buffer_scale._BOUNDS_MS} <= {name.removesuffix(", ms") for name in goals}
     assert len([name for name in goals if name.startswith("longest write transaction: ")]) == 3
-    assert all(row["50,000 segments"] > 0 and row["100,000 segments"] > 0 for row in result.rows if "MB" in row["what"])
+    assert all(row["20,000 segments"] > 0 and row["40,000 segments"] > 0 for row in result.rows if "MB" in row["what"])

@@ -157,7 +157,7 @@ def test_killed_at_any_point_it_loses_nothing_that_it_acknowledged(tmp_path: Pat
             for robot in robots:
                 robot.poll(0.02)
     relay.kill()
-    cloud[1] = relay_process(tmp_path, gateway, port)
+    cloud[1] = relay_process(tmp_path, gateway, port, "--hold-cameras", "all")
 
     def spools_empty() -> bool:
         for robot in robots:

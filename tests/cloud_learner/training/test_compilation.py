@@ -55,7 +55,7 @@ def assert_close(a, b):
         torch.testing.assert_close(tensor, b[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"precision": LossPrecision.bfloat16}])
+@pytest.mark.parametrize("changes", [{"accumulate": 2}, {"precision": LossPrecision.bfloat16}])
 def test_losses_weights_and_averages_are_those_of_the_same_run_without_it(changes, monkeypatch):
     graphs, lower = [], lookup_backend("aot_eager")
     # gradients are traced, too

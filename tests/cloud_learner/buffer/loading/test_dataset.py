@@ -144,7 +144,7 @@ class Watched(ReplayDataset):
 
 
 @pytest.mark.parametrize("sampler", [ChaosSampler, Sampler])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.slow
 def test_every_window_is_what_brute_force_finds(sampler, data):

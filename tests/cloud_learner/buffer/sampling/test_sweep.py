@@ -38,7 +38,7 @@ def deviation(counts: np.ndarray, due: np.ndarray) -> float:
     return float(np.abs(counts / counts.sum() - due).sum()) / 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 0.3, 0.7]), st.sampled_from([1.0, 2.5, 8.0]))
 @pytest.mark.slow
 def test_the_bound_holds_at_every_moment_of_many_epochs(seed, ratio, echo):
