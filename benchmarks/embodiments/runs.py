@@ -33,7 +33,7 @@ class EmbodimentsSize:
     demonstrations: Mapping[str, int] = field(default_factory=lambda: {FIRST: 20, SECOND: 100})
     """episodes of each of the two"""
     updates: int = 3000
-    own: tuple[int, ...] = (5, 10, 20, 30, 40, 60)
+    own: tuple[int, ...] = (5, 10, 20, 40, 60)
     """episodes of the third one"""
     own_updates: int = 800
     batch: int = 64
