@@ -5,8 +5,8 @@
 - Time to success: from the end of pretraining until held-out success is high enough, in the time of the robots, which
   all act at once. The learner takes the same number of gradient steps for each step of a robot, however many there are.
 - Training period: from one version to the next. Asynchronous, the learner trains and makes the version while robots go
-  on. Synchronous, each robot finishes an episode by the version before, everything arrives, the learner trains and makes
-  the version, and every robot loads it, one after the other.
+  on. Synchronous, one thing comes after the other: each robot finishes an episode by the version before, everything
+  arrives, the learner trains and makes the version, and every robot loads it.
 
 What robots do is in simulated time (`benchmarks.common.in_process_fleet`), compute is measured. Runs go beside each
 other, one process for each core. `--keep` remembers each in DIR when it is done, so that what was stopped goes on.
@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def report(
 
 
 def speedup(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> tuple[float, list[float]]:
-    """How much faster a fleet is than one robot: ratio of mean times, and that of each seed's.
+    """How much faster a fleet is than one robot: ratio of mean times, and of each seed's.
 
     A run that was given up counts with the time at which it was: too little.
     """
@@ -108,7 +108,9 @@ def speedup(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> tuple[flo
 
 def compare_periods(periods: list[TrainingPeriod]) -> tuple[float, list[dict[str, Any]]]:
     """Median synchronous over median asynchronous period, and the table of both."""
-    medians = TrainingPeriod(*(float(np.median(column)) for column in zip(*map(_parts, periods), strict=True)))
+    medians = TrainingPeriod(
+        *(float(np.median([getattr(one, part.name) for one in periods])) for part in fields(TrainingPeriod))
+    )
     rows, length_s = [], {}
     for name in ("asynchronous", "synchronous"):
         lengths = [getattr(period, f"{name}_s") for period in periods]
@@ -116,7 +118,7 @@ def compare_periods(periods: list[TrainingPeriod]) -> tuple[float, list[dict[str
         rows.append(
             {
                 "": name,
-                "training period (s)": interval_of(lengths),
+                "training period (s)": f"{length_s[name]:.2f} ({min(lengths):.2f} to {max(lengths):.2f})",
                 "episode (s, simulated)": medians.episode_s if waits else None,
                 "arrival (s)": medians.arrival_s if waits else None,
                 "gradient steps (s)": medians.gradient_s,
@@ -125,15 +127,6 @@ def compare_periods(periods: list[TrainingPeriod]) -> tuple[float, list[dict[str
             }
         )
     return length_s["synchronous"] / length_s["asynchronous"], rows
-
-
-def _parts(period: TrainingPeriod) -> tuple[float, ...]:
-    return tuple(asdict(period).values())
-
-
-def interval_of(lengths: list[float]) -> str:
-    """Median and the lowest and highest."""
-    return f"{np.median(lengths):.2f} ({min(lengths):.2f} to {max(lengths):.2f})"
 
 
 def _mean(found: list[TimeToSuccess], name: str) -> str:
@@ -159,9 +152,8 @@ def _learning_notes(
         f"{recipe.training.publish_every_s:g} s of their time, whatever the fleet's size.",
         f"The learner takes {size.gradient_steps:g} gradient steps for each robot step in all fleets, so with N robots "
         f"N times as many in a second: {size.gradient_steps / recipe.spec.period_ns * 1e9:g} a second for each robot. "
-        "It is as many as `benchmarks.corrections` takes, with which the recipe learns. Robot time supposes a learner "
-        "that keeps up; compute is that of robots, gateway and learner together, in one thread, without the "
-        "measurements and while other runs use the other cores.",
+        "It is about as many as `benchmarks.corrections` takes, with which the recipe learns. Robot time supposes a "
+        "learner that keeps up. Compute: of one core, robots, gateway and learner together, without measurements.",
         f"Held-out success is measured every {size.measure_every} robot steps, on {size.episodes} scenes for each "
         f"task, in fleets of all sizes. The first measurement of {size.level:g} or more counts; the time is "
         "interpolated linearly between the one before and it.",
@@ -175,12 +167,13 @@ def _period_notes(size: ScalingSize, steps: int, periods: list[TrainingPeriod]) 
     asynchronous_s = float(np.median([one.asynchronous_s for one in periods]))
     rest_s = float(np.median([one.synchronous_s - one.episode_s for one in periods]))
     return [
-        f"Training periods: median (lowest to highest) of {len(periods)}, {steps} gradient steps in each of both kinds: "
-        "what fits into the recipe's time between two versions at this machine's speed. The episode is the longest of "
-        f"{size.period_robots} robots, in simulated time, and a simulated scene is reset at once; all else is measured, "
-        "robots and learner in one thread.",
-        f"With these gradient steps {PERIODS:g} times would take episodes of {PERIODS * asynchronous_s - rest_s:.0f} s, "
-        "resets included. Peer: RLinf-USER (arXiv 2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times.",
+        f"Training periods: median (lowest to highest) of {len(periods)}, with {steps} gradient steps each: as many as "
+        "fit into the recipe's time between two versions at this machine's speed. The episode is the longest of "
+        f"{size.period_robots} robots, in simulated time, and a simulated scene is reset at once; all else is "
+        "measured, robots and learner in one thread.",
+        f"With these gradient steps {PERIODS:g} times would take episodes of "
+        f"{PERIODS * asynchronous_s - rest_s:.0f} s, resets included. Peer: RLinf-USER "
+        "(arXiv 2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times.",
     ]
 
 

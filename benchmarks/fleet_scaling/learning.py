@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.in_process_fleet import success
-from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet, seconds_of
+from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet
 from fleet.config.recipe import Recipe
 
 HELD_OUT = 3_000_000
@@ -28,7 +29,7 @@ class LearningPoint:
     robot_steps: float
     gradient_steps: float
     compute_s: float
-    """what robots, gateway and learner took together on one core, without measuring success"""
+    """processor time of robots, gateway and learner together, without measuring success"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class TimeToSuccess:
 
 def time_to_success(curve: list[LearningPoint], level: float) -> TimeToSuccess:
     """The first measurement of `level` or more; before it the moment at which the line from the last one crosses it."""
-    for before, after in zip(curve, curve[1:], strict=False):
+    for before, after in pairwise(curve):
         if before.success < level <= after.success:
             share = (level - before.success) / (after.success - before.success)
             one, other = (np.array(list(asdict(point).values())) for point in (before, after))
@@ -64,7 +65,9 @@ def learning_curve(size: ScalingSize, recipe: Recipe, robots: int, seed: int) ->
         learner, began_ns, compute_s = fleet.trainer.learner, fleet.clock.now_ns(), 0.0
         for steps in range(0, size.give_up + 1, size.measure_every):
             if steps:
-                compute_s += seconds_of(partial(fleet.turn, rounds, size.gradient_steps * robots))
+                began_s = time.process_time()
+                fleet.turn(rounds, size.gradient_steps * robots)
+                compute_s += time.process_time() - began_s
             found = success(recipe, learner.weights(), size.episodes, HELD_OUT)
             point = LearningPoint(
                 robot_s=(fleet.clock.now_ns() - began_ns) / 1e9,

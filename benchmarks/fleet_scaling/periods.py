@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.in_process_fleet import InProcessFleet
-from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet, seconds_of
+from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet
 from fleet.config.recipe import Recipe
 
 _ROUNDS = 20_000
@@ -77,16 +78,16 @@ def _training_period(fleet: InProcessFleet, steps: int) -> TrainingPeriod:
     trainer, began_ns = fleet.trainer, fleet.clock.now_ns()
     _finish_episodes(fleet)
     acted_ns = fleet.clock.now_ns()
-    arrival_s = seconds_of(partial(_send_all, fleet))
+    arrival_s = _seconds_of(partial(_send_all, fleet))
     due_ns = began_ns + int(trainer.learner.training.publish_every_s * 1e9)
     made_s, training_s = trainer.counts.publishing.seconds, 0.0
     for left in reversed(range(steps)):
         # Robots say now and then that they are there; the version is due with the last step.
         fleet.clock.sleep_until(due_ns - left * (due_ns - acted_ns) // steps)
         _poll(fleet)
-        training_s += seconds_of(trainer.step)
+        training_s += _seconds_of(trainer.step)
     version_s = trainer.counts.publishing.seconds - made_s
-    loading_s = seconds_of(partial(_load, fleet))
+    loading_s = _seconds_of(partial(_load, fleet))
     return TrainingPeriod((acted_ns - began_ns) / 1e9, arrival_s, training_s - version_s, version_s, loading_s)
 
 
@@ -134,6 +135,12 @@ def _poll(fleet: InProcessFleet) -> None:
         robot.uplink.poll()
         robot.inference.poll()
     fleet.gateway.poll()
+
+
+def _seconds_of(act: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    act()
+    return time.perf_counter() - began_s
 
 
 def kept_training_periods(size: ScalingSize, home: Path) -> tuple[int, list[TrainingPeriod]]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from fleet.config.recipes import get_recipe
 
 @dataclass(frozen=True, slots=True)
 class ScalingSize:
-    """How much of everything. A robot step is a control period of one robot; they are counted of all robots together."""
+    """How much of everything. A robot step is a control period of one robot; those of all robots are counted."""
 
     recipe: str
     robots: tuple[int, ...]
@@ -45,7 +44,7 @@ QUICK = ScalingSize("state", (1, 4), (0,), 400, 800, 3, 1)
 
 
 def begin_process() -> None:
-    """One thread computes, for another process has the next core; what robots are told is not told here."""
+    """One thread computes, for another process has the next core; what happens to robots is not told."""
     import torch
 
     torch.set_num_threads(1)
@@ -77,10 +76,3 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
         part.write_text(json.dumps(make()))
         part.replace(path)
     return json.loads(path.read_text())
-
-
-def seconds_of(act: Callable[[], object]) -> float:
-    """How long it took, on this machine."""
-    began_s = time.perf_counter()
-    act()
-    return time.perf_counter() - began_s

@@ -1,4 +1,4 @@
-"""The benchmark of fleets of several sizes: what it makes of curves and periods, what it keeps, and a very small run."""
+"""The benchmark of fleets of several sizes: what it makes of curves and periods, what it keeps, a very small run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
+from benchmarks.common.in_process_fleet import InProcessFleet
 from benchmarks.common.table import Result, render
 from benchmarks.fleet_scaling import learning
+from benchmarks.fleet_scaling import periods as periods_module
 from benchmarks.fleet_scaling.__main__ import report, speedup
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, learning_curve, time_to_success
 from benchmarks.fleet_scaling.periods import TrainingPeriod, training_periods
 from benchmarks.fleet_scaling.runs import FULL, QUICK, ScalingSize, kept, make_recipe
 from fleet.config.recipe import Recipe
+
+torch = pytest.importorskip("torch")
 
 SIZE = ScalingSize("state", (1, 4), (0, 1), 100, 300, 2, 3)
 TINY = ScalingSize("fake", (1, 2), (0,), 80, 160, 1, 2, level=2.0, period_robots=2)
@@ -138,11 +141,23 @@ def test_twice_the_robots_take_half_the_time_for_as_many_steps() -> None:
 
 
 @pytest.mark.slow
-def test_a_period_has_its_gradient_steps_its_version_and_an_episode() -> None:
+def test_a_period_has_its_gradient_steps_its_version_and_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, load = [], periods_module._load
+
+    def note(fleet: InProcessFleet) -> None:
+        load(fleet)
+        newest = fleet.ledger.newest_version()
+        assert newest is not None
+        trained.append((newest.version.gradient_steps, fleet.trainer.learner.gradient_steps))
+
+    monkeypatch.setattr(periods_module, "_load", note)
     recipe = make_recipe(TINY)
     recipe = replace(recipe, training=replace(recipe.training, pretrain_steps=20, publish_every_s=0.2))
     steps, periods = training_periods(TINY, recipe)
     assert steps >= 1 and len(periods) == TINY.periods
+    # the version of a period is made by its last step
+    assert all(one == other for one, other in trained[1:])
+    assert np.diff([one for one, _ in trained]).tolist()[1:] == [steps] * TINY.periods
     longest_s = (recipe.loop.max_ticks + 20) * recipe.spec.period_ns / 1e9
     for period in periods:
         assert 0.1 < period.episode_s <= longest_s
