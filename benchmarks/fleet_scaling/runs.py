@@ -39,7 +39,7 @@ class ScalingSize:
     period_robots: int = 4
 
 
-FULL = ScalingSize("state", (1, 2, 4, 8), (0, 1, 2), 1_200, 24_000, 50, 9)
+FULL = ScalingSize("state", (1, 2, 4, 8), (0, 1, 2), 1_200, 19_200, 40, 9)
 QUICK = ScalingSize("state", (1, 4), (0,), 400, 800, 3, 1)
 
 

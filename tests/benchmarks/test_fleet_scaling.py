@@ -73,6 +73,9 @@ def test_goals_hold_of_what_was_reached_and_not_of_what_was_given_up() -> None:
     assert "4 of 4 were" in render(found, "x") and "| > 5.0 (5.0 to 5.0) | > 5.0, > 5.0 |" in render(found, "x")
     found = reports(curve(0.2, 0.4, 0.6), curve(0.2, 0.8, robots=4), [SLOW])
     assert found.goals[0].holds and found.goals[0].value == 8.0, "at least: one robot takes longer than it was given"
+    assert [row["times as fast as one"] for row in found.rows] == ["1.00", "> 8.00"]
+    found = reports(curve(0.2, 0.8), curve(0.2, 0.4, robots=4), [SLOW])
+    assert found.rows[1]["times as fast as one"] == "< 4.00" and not found.goals[0].holds
 
 
 def test_a_synchronous_period_waits_for_everything_and_an_asynchronous_one_for_the_learner() -> None:
