@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.common.table import Goal, Result, end_in_order, interval, require_simulation, run
 from benchmarks.fleet_scaling import runs
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, kept_learning_curve, time_to_success
-from benchmarks.fleet_scaling.periods import TrainingPeriod, kept_training_periods
+from benchmarks.fleet_scaling.periods import TrainingPeriod, TrainingPeriods, kept_training_periods
 from benchmarks.fleet_scaling.runs import ScalingSize
 from fleet.config.recipes import get_recipe
 
@@ -55,19 +55,18 @@ def measure(quick: bool, keep: Path | None = None) -> Result:
         cores = os.cpu_count() or 1
         pool = stack.enter_context(ProcessPoolExecutor(cores, mp_context=context, initializer=runs.begin_process))
         # alone, for what is timed is the machine's speed
-        steps, periods = pool.submit(kept_training_periods, size, home).result()
+        periods = pool.submit(kept_training_periods, size, home).result()
         make = partial(kept_learning_curve, size, home)
         curves = dict(zip(work, pool.map(make, *zip(*work, strict=True)), strict=True))
-    return report(size, curves, steps, periods)
+    return report(size, curves, periods)
 
 
 def report(
     size: ScalingSize,
     curves: dict[tuple[int, int], list[LearningPoint]],
-    steps: int,
-    periods: list[TrainingPeriod],
+    periods: list[TrainingPeriods],
 ) -> Result:
-    """curves: by robots and seed; steps: gradient steps in each of `periods`."""
+    """curves: by robots and seed."""
     reached = {one: time_to_success(curve, size.level) for one, curve in curves.items()}
     alone = [reached[1, seed] for seed in size.seeds]
     rows, goals = [], []
@@ -96,11 +95,18 @@ def report(
                     holds,
                 )
             )
-    ratio, table = compare_periods(periods)
-    name = "synchronous over asynchronous training period"
-    goals.append(Goal(name, ratio, f"at least {PERIODS:g}", ratio >= PERIODS))
+    ratios = [compare_periods(one) for one in periods]
+    goals.append(
+        Goal(
+            f"synchronous over asynchronous training period, a version after {min(size.period_every_s):g} s of training",
+            ratios[-1][0],
+            f"at least {PERIODS:g}",
+            ratios[-1][0] >= PERIODS,
+        )
+    )
     title = f"Training period, {size.period_robots} robots"
-    notes = [*_learning_notes(size, curves, reached), *_period_notes(size, steps, periods)]
+    notes = [*_learning_notes(size, curves, reached), *_period_notes(size, periods)]
+    table = [row for _, two in ratios for row in two]
     return Result("Fleets of more robots, and fleets that wait", rows, goals, notes, {title: table})
 
 
@@ -113,19 +119,24 @@ def speedup(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> tuple[flo
     return float(one.mean() / many.mean()), (one / many).tolist()
 
 
-def compare_periods(periods: list[TrainingPeriod]) -> tuple[float, list[dict[str, Any]]]:
-    """Median synchronous over median asynchronous period, and the table of both."""
+def compare_periods(found: TrainingPeriods) -> tuple[float, list[dict[str, Any]]]:
+    """Median synchronous over median asynchronous period, and a row for each."""
     medians = TrainingPeriod(
-        *(float(np.median([getattr(one, part.name) for one in periods])) for part in fields(TrainingPeriod))
+        *(float(np.median([getattr(one, part.name) for one in found.periods])) for part in fields(TrainingPeriod))
     )
-    rows, length_s = [], {}
-    for name in ("asynchronous", "synchronous"):
-        lengths = [getattr(period, f"{name}_s") for period in periods]
-        length_s[name], waits = float(np.median(lengths)), name == "synchronous"
+    lengths = {
+        name: [getattr(period, f"{name}_s") for period in found.periods] for name in ("asynchronous", "synchronous")
+    }
+    waited, unwaited = (float(np.median(lengths[name])) for name in ("synchronous", "asynchronous"))
+    rows = []
+    for name, seconds in lengths.items():
+        waits = name == "synchronous"
         rows.append(
             {
+                "a version after": f"{found.gradient_steps} gradient steps",
                 "": name,
-                "training period (s)": f"{length_s[name]:.2f} ({min(lengths):.2f} to {max(lengths):.2f})",
+                "training period (s)": f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
+                "times": waited / unwaited if waits else None,
                 "episode (s, simulated)": medians.episode_s if waits else None,
                 "arrival (s)": medians.arrival_s if waits else None,
                 "gradient steps (s)": medians.gradient_s,
@@ -133,7 +144,7 @@ def compare_periods(periods: list[TrainingPeriod]) -> tuple[float, list[dict[str
                 "loading (s)": medians.loading_s if waits else None,
             }
         )
-    return length_s["synchronous"] / length_s["asynchronous"], rows
+    return waited / unwaited, rows
 
 
 def _bound(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> str:
@@ -176,17 +187,16 @@ def _learning_notes(
     ]
 
 
-def _period_notes(size: ScalingSize, steps: int, periods: list[TrainingPeriod]) -> list[str]:
-    asynchronous_s = float(np.median([one.asynchronous_s for one in periods]))
-    rest_s = float(np.median([one.synchronous_s - one.episode_s for one in periods]))
+def _period_notes(size: ScalingSize, periods: list[TrainingPeriods]) -> list[str]:
+    shortest = [f"{one.every_s:g} s" for one in periods]
     return [
-        f"Training periods: median (lowest to highest) of {len(periods)}, with {steps} gradient steps each: as many as "
-        "fit into the recipe's time between two versions at this machine's speed. The episode is the longest of "
+        f"Training periods: median (lowest to highest) of {size.periods}, with as many gradient steps each as fit into "
+        f"{', '.join(shortest)} at this machine's speed. The episode is the longest of "
         f"{size.period_robots} robots, in simulated time, and a simulated scene is reset at once; all else is "
         "measured, robots and learner in one thread and without a network.",
-        f"With these gradient steps {PERIODS:g} times would take episodes of "
-        f"{PERIODS * asynchronous_s - rest_s:.0f} s, resets included. Peer: RLinf-USER "
-        "(arXiv 2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times.",
+        "What waiting costs depends on how long an episode is beside the training. Peer: RLinf-USER (arXiv 2602.07837) "
+        "reports training periods of 45.0 and 7.90 s with real robots, 5.7 times, where episodes took 4.7 times as "
+        "long as the training. Here they do so in the last two rows, by which the goal is judged.",
     ]
 
 

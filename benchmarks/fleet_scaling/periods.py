@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,30 +47,44 @@ class TrainingPeriod:
         return self.episode_s + self.arrival_s + self.asynchronous_s + self.loading_s
 
 
-def training_periods(size: ScalingSize, recipe: Recipe) -> tuple[int, list[TrainingPeriod]]:
-    """K, how many gradient steps fit into the recipe's `publish_every_s` here, and training periods of K steps each.
+@dataclass(frozen=True, slots=True)
+class TrainingPeriods:
+    """Some, with as many gradient steps each as fit into the training between two versions."""
+
+    every_s: float
+    gradient_steps: int
+    periods: list[TrainingPeriod]
+
+
+def training_periods(size: ScalingSize, recipe: Recipe) -> Iterator[TrainingPeriods]:
+    """For each of `period_every_s`, at the speed that this machine has.
 
     Raises `AssertionError` when a version after the other is not let out.
     """
-    every_s = recipe.training.publish_every_s
-    # By the clock a version is due with the last of K steps, and not while robots act.
-    recipe = replace(recipe, training=replace(recipe.training, publish_every_s=every_s + _SPARE_S))
+    # By the clock a version is due with the last gradient step, and not while robots act.
+    late_s = max(size.period_every_s) + _SPARE_S
+    recipe = replace(recipe, training=replace(recipe.training, publish_every_s=late_s))
     with pretrained_fleet(recipe, size.period_robots, seed=0) as fleet:
         _until("the first version", fleet, lambda: fleet.ledger.newest_version() is not None, fleet.trainer.step)
         _load(fleet)
         # the first one shows the speed, with the data that robots bring
         first = _training_period(fleet, _TIMED_STEPS)
-        steps = max(1, int(every_s / first.gradient_s * _TIMED_STEPS))
-        periods: list[TrainingPeriod] = []
-        for _ in range(2 * size.periods):
-            made = fleet.trainer.counts.publishing.made
-            period = _training_period(fleet, steps)
-            # A version that is not let out ends no period.
-            if fleet.trainer.counts.publishing.made > made:
-                periods.append(period)
-            if len(periods) == size.periods:
-                return steps, periods
-        raise AssertionError(f"versions are not let out: {fleet.trainer.counts.publishing.refusal}")
+        for every_s in size.period_every_s:
+            steps = max(1, int(every_s / first.gradient_s * _TIMED_STEPS))
+            yield TrainingPeriods(every_s, steps, _let_out(fleet, steps, size.periods))
+
+
+def _let_out(fleet: InProcessFleet, steps: int, number: int) -> list[TrainingPeriod]:
+    periods: list[TrainingPeriod] = []
+    for _ in range(2 * number):
+        made = fleet.trainer.counts.publishing.made
+        period = _training_period(fleet, steps)
+        # A version that is not let out ends no period.
+        if fleet.trainer.counts.publishing.made > made:
+            periods.append(period)
+        if len(periods) == number:
+            return periods
+    raise AssertionError(f"versions are not let out: {fleet.trainer.counts.publishing.refusal}")
 
 
 def _training_period(fleet: InProcessFleet, steps: int) -> TrainingPeriod:
@@ -143,13 +157,17 @@ def _seconds_of(act: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def kept_training_periods(size: ScalingSize, home: Path) -> tuple[int, list[TrainingPeriod]]:
+def kept_training_periods(size: ScalingSize, home: Path) -> list[TrainingPeriods]:
     """As they are kept in `home`, or made."""
 
-    def make() -> dict[str, Any]:
-        steps, periods = training_periods(size, make_recipe(size))
-        sys.stderr.write(f"{len(periods)} training period(s) of {steps} gradient steps\n")
-        return {"gradient_steps": steps, "periods": [asdict(period) for period in periods]}
+    def make() -> list[dict[str, Any]]:
+        made = []
+        for found in training_periods(size, make_recipe(size)):
+            sys.stderr.write(f"{len(found.periods)} training period(s) of {found.gradient_steps} gradient steps\n")
+            made.append(asdict(found))
+        return made
 
-    found = kept(home / "training-periods.json", make)
-    return found["gradient_steps"], [TrainingPeriod(**one) for one in found["periods"]]
+    return [
+        TrainingPeriods(one["every_s"], one["gradient_steps"], [TrainingPeriod(**each) for each in one["periods"]])
+        for one in kept(home / "training-periods.json", make)
+    ]

@@ -36,7 +36,11 @@ class ScalingSize:
     """held-out success, mean over tasks, that is to be reached"""
     gradient_steps: float = 0.625
     """for each robot step"""
+    publish_every_s: float = 1.0
+    """of robot time, while success is waited for"""
     period_robots: int = 4
+    period_every_s: tuple[float, ...] = (5.0, 1.0, 0.5)
+    """of training between two versions"""
 
 
 FULL = ScalingSize("state", (1, 2, 4, 8), (0, 1, 2), 1_200, 19_200, 40, 9)
@@ -53,7 +57,9 @@ def begin_process() -> None:
 
 def make_recipe(size: ScalingSize) -> Recipe:
     """The size's recipe, without checkpoints: nobody is killed."""
-    return replace(get_recipe(size.recipe), checkpoint_every_s=1e9)
+    recipe = get_recipe(size.recipe)
+    training = replace(recipe.training, publish_every_s=size.publish_every_s)
+    return replace(recipe, training=training, checkpoint_every_s=1e9)
 
 
 @contextlib.contextmanager
