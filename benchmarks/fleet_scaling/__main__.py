@@ -98,7 +98,7 @@ def report(
     ratios = [compare_periods(one) for one in periods]
     goals.append(
         Goal(
-            f"synchronous over asynchronous training period, a version after {min(size.period_every_s):g} s of training",
+            f"synchronous over asynchronous training period, {min(size.period_every_s):g} s of training",
             ratios[-1][0],
             f"at least {PERIODS:g}",
             ratios[-1][0] >= PERIODS,
