@@ -86,7 +86,7 @@ def set_niceness(process: int, niceness: int) -> None:
     """
     what = f"process {process} keeps its priority"
     if _permitted(what, os.setpriority, os.PRIO_PROCESS, process, niceness):
-        _permitted(what, Path(f"/proc/{process}/autogroup").write_text, str(niceness))
+        _permitted(what, _set_session_niceness, process, niceness)
 
 
 def idle() -> bool:
@@ -94,8 +94,14 @@ def idle() -> bool:
     what = "this process takes its share of a busy machine"
     permitted = _permitted(what, os.sched_setscheduler, 0, os.SCHED_IDLE, os.sched_param(0), level=logging.INFO)
     if permitted:
-        _permitted(what, Path(f"/proc/{os.getpid()}/autogroup").write_text, "19")
+        _permitted(what, _set_session_niceness, os.getpid(), 19)
     return permitted
+
+
+def _set_session_niceness(process: int, niceness: int) -> None:
+    """Of its own session alone: another's may be the shell of somebody who works there."""
+    if os.getsid(process) == process:
+        Path(f"/proc/{process}/autogroup").write_text(str(niceness))
 
 
 def _permitted(otherwise: str, change: Callable[..., object], *given: Any, level: int = logging.DEBUG) -> bool:

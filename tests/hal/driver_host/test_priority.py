@@ -42,6 +42,13 @@ def test_niceness_is_that_of_the_session_too() -> None:
     assert said("idle(); print(open('/proc/self/autogroup').read())")[-2:] == ["nice", "19"]
 
 
+@pytest.mark.skipif(not SESSION.exists(), reason="this kernel shares processor time among processes, not sessions")
+@pytest.mark.parametrize("said_so", ["idle()", "set_niceness(os.getpid(), 7)"])
+def test_the_session_of_somebody_else_keeps_its_share(said_so: str) -> None:
+    code = f"if os.fork(): os.wait(); print(open('/proc/self/autogroup').read())\nelse: {said_so}"
+    assert said(code)[-2:] == ["nice", "0"]
+
+
 def test_a_process_that_has_gone_is_no_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
