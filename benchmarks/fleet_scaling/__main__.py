@@ -173,7 +173,7 @@ def _learning_notes(
         "demonstrations and first weights in fleets of all sizes. Robot time: simulated, of one robot, from the end of "
         f"pretraining on, where success is {starts}; robots act at the same time. Robot steps: control periods, of all "
         "robots together. The learner's newest weights are measured; robots act by versions, one in "
-        f"{recipe.training.publish_every_s:g} s of their time, whatever the fleet's size.",
+        f"{size.publish_every_s:g} s of their time, whatever the fleet's size.",
         f"The learner takes {size.gradient_steps:g} gradient steps for each robot step in all fleets, so with N robots "
         f"N times as many in a second: {size.gradient_steps / recipe.spec.period_ns * 1e9:g} a second for each robot. "
         "It is about as many as `benchmarks.corrections` takes, with which the recipe learns. Robot time supposes a "
@@ -188,15 +188,16 @@ def _learning_notes(
 
 
 def _period_notes(size: ScalingSize, periods: list[TrainingPeriods]) -> list[str]:
-    shortest = [f"{one.every_s:g} s" for one in periods]
+    every_s = ", ".join(f"{one.every_s:g} s" for one in periods)
+    last = [one.episode_s / one.asynchronous_s for one in periods[-1].periods]
     return [
         f"Training periods: median (lowest to highest) of {size.periods}, with as many gradient steps each as fit into "
-        f"{', '.join(shortest)} at this machine's speed. The episode is the longest of "
+        f"{every_s} at this machine's speed. The episode is the longest of "
         f"{size.period_robots} robots, in simulated time, and a simulated scene is reset at once; all else is "
         "measured, robots and learner in one thread and without a network.",
-        "What waiting costs depends on how long an episode is beside the training. Peer: RLinf-USER (arXiv 2602.07837) "
-        "reports training periods of 45.0 and 7.90 s with real robots, 5.7 times, where episodes took 4.7 times as "
-        "long as the training. Here they do so in the last two rows, by which the goal is judged.",
+        "What waiting costs depends on how long an episode is beside an asynchronous period: "
+        f"{np.median(last):.1f} times in the last two rows, by which the goal is judged. Peer: RLinf-USER (arXiv "
+        "2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times; its episodes took 4.7 asynchronous periods.",
     ]
 
 
