@@ -45,6 +45,8 @@ class HeldOutTrial(msgspec.Struct, kw_only=True):
     found: dict[int, dict[str, list[bool]]] = {}
     """outcomes of this round by version and task"""
     rounds: int = 0
+    no_common_task: bool = False
+    """in the last round: each version was measured by an evaluator with tasks of its own"""
     pairs: int = 0
     candidate_wins: int = 0
     current_wins: int = 0
@@ -98,7 +100,9 @@ class HeldOutTrial(msgspec.Struct, kw_only=True):
 
     def _compare(self) -> None:
         new, old = self.found[self.candidate], self.found[self.current]
-        for task in sorted(new.keys() & old.keys()):
+        common = sorted(new.keys() & old.keys())
+        self.no_common_task = not common
+        for task in common:
             for won, won_before in zip(new[task], old[task], strict=True):
                 self.worse.observe(float(won_before - won))
                 self.good.observe(float(won - won_before))

@@ -49,6 +49,9 @@ class HeldOutGate:
         if trial is None:
             return False
         self._progress_ns = now_ns
+        if trial.no_common_task and not trial.found:
+            self._go_on_without("no task was measured of both versions: give all evaluators the same tasks", now_ns)
+            return True
         record, may_go_on = state.versions[trial.candidate], trial.decision()
         if may_go_on is None:
             record.reason = f"held-out success is being measured: {trial.text()}."
@@ -75,13 +78,18 @@ class HeldOutGate:
         late = now_ns - self._progress_ns > timeout_s * 1e9
         if trial is None or (has_evaluator and not late):
             return changed
+        why = f"no evaluator measured anything for {timeout_s:g} s" if has_evaluator else "the evaluator is gone"
+        self._go_on_without(why, now_ns)
+        return True
+
+    def _go_on_without(self, why: str, now_ns: int) -> None:
+        state, trial = self._state, self._state.held_out
+        assert trial is not None
         self._end()
         record = state.versions[trial.candidate]
-        why = f"no evaluator measured anything for {timeout_s:g} s" if has_evaluator else "the evaluator is gone"
         record.passed_against = trial.current
         record.reason = f"goes on without its held-out success: {why}."
         state.decide(DecisionKind.withdrawn, record.number, record.reason, now_ns)
-        return True
 
     def _end(self) -> None:
         """Seeds of a round that was begun are not used again either."""

@@ -317,11 +317,14 @@ class RolloutService:
         self._keep()
 
     def _keep(self) -> None:
-        self._promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
-        pinned = {self.pinned_version(robot) for robot in self._peers}
-        self._stays = frozenset(self.controller.needed | pinned | set(self.controller.left_to_people))
+        self._note_needed()
         self._kept = msgspec.json.encode(self.controller.state()).decode()
         self._notes.submit(Note(partial(self._ledger.keep_rollout, self._kept), key="rollout"))
+
+    def _note_needed(self) -> None:
+        self._promoted = [one.number for one in self.controller.versions() if one.state == VersionState.promoted]
+        pinned = {self.pinned_version(robot) for robot in (*self._peers, *self._expected)}
+        self._stays = frozenset(self.controller.needed | pinned | set(self.controller.left_to_people))
 
     def _tell(self, robots: list[str]) -> None:
         for name in robots:
@@ -376,6 +379,8 @@ class RolloutService:
                 self.controller.on_weights_gone(gone, self._clock.now_ns())
                 self._apply()
 
+        # after a restart nothing else may have happened before the disk is found to be full
+        self._note_needed()
         config = self.controller.config
         keep, room_bytes = (1, 0.0) if full else (config.keep, config.room_bytes)
 

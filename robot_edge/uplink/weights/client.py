@@ -302,7 +302,7 @@ class WeightClient:
     def _on_wrong(self, offer: Offer, found: Appended) -> None:
         self._wrong += 1
         if found.wrong_chunk:
-            self._blame_relay("sent a chunk that is another one")
+            self._blame_relay("sent a chunk that is another one", found.position)
         log.error("version %d arrived with the wrong hash from byte %d on.", offer.version.number, found.position)
         enough = found.wrong_whole or self._wrong >= _WRONG_CHUNKS
         if enough and self._plan is not None and self._plan.base:
@@ -381,9 +381,9 @@ class WeightClient:
             self._requests.set_position(self._requests.received)
             self._ask()
 
-    def _blame_relay(self, what: str) -> bool:
-        """Whether it was asked."""
-        if not self._requests.blame_relay(what):
+    def _blame_relay(self, what: str, since: int | None = None) -> bool:
+        """Whether there was a reason to."""
+        if not self._requests.blame_relay(what, since):
             return False
         self.refused["relay"] += 1
         return True

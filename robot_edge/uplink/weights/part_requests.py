@@ -13,6 +13,8 @@ from wire.transport.channel import Channel
 
 _TIMEOUT_S = 2.0
 """of the gateway"""
+_REFUSED_NS = 10_000_000_000
+"""what a relay cannot have now it may have later: its line was cut for a moment, say, in a version that takes long"""
 
 
 class PartRequests:
@@ -32,8 +34,10 @@ class PartRequests:
         """who is asked now; None: the gateway"""
         self._asked = self._relayed = 0
         """bytes that were asked for, and of this plan that came from the relay"""
-        self._refused = False
-        """the relay cannot have what this plan is about"""
+        self._relay_end = 0
+        """where in the plan the last bytes end that came from it"""
+        self._refused_ns = 0
+        """until then the relay is not asked again: it said that it cannot have what this plan is about"""
 
     @property
     def late(self) -> bool:
@@ -43,12 +47,13 @@ class PartRequests:
 
     def begin(self, position: int) -> None:
         """Another plan, of which so much is here."""
-        self._refused, self._relayed = False, 0
+        self._refused_ns = self._relayed = 0
         self.set_position(position)
 
     def set_position(self, position: int) -> None:
         """Go on from there; what is under way is not waited for."""
         self._asked = self.received = self.written = position
+        self._relay_end = min(self._relay_end, position)
         self.under_way.clear()
 
     def touch(self) -> None:
@@ -64,7 +69,8 @@ class PartRequests:
                 break
             if not self.under_way:
                 # Nothing is waited for from either: this may be asked of the other.
-                usable = self.relay is not None and bool(part.chunk) and not (self._refused or self.relay.rests)
+                has_it = bool(part.chunk) and now_ns >= self._refused_ns
+                usable = self.relay is not None and has_it and not self.relay.rests
                 # A relay that has nothing of a chunk would fetch all that is before this first.
                 begins = self._source is not None or plan.chunk_begin(self._asked) == self._asked
                 self._source = self.relay if usable and begins else None
@@ -98,6 +104,7 @@ class PartRequests:
         if self._source is not None:
             self._source.on_waited((now_ns - self.progress_ns) / 1e9, size)
             self._relayed += size
+            self._relay_end = self.received + size
         self.progress_ns = now_ns
         self.window.adapt(asked.at_ns, now_ns, size)
         position, self.received = self.received, self.received + size
@@ -111,13 +118,17 @@ class PartRequests:
         if self.relay is not None and self._relayed == plan.size_bytes:
             self.relay.on_version()
 
-    def blame_relay(self, what: str) -> bool:
-        """Whether it was asked; from now on the gateway is."""
-        if self._source is None:
+    def blame_relay(self, what: str, since: int | None = None) -> bool:
+        """Whether it was asked, or some of what came from place `since` on is from it; from now on the gateway is."""
+        relay = self._source
+        if relay is None and since is not None and self._relay_end > since:
+            # it sent some of it, and left the rest to the gateway
+            relay = self.relay
+        if relay is None:
             return False
-        source = self._source
         self._leave_relay()
-        source.blame(what)
+        self._relay_end = 0
+        relay.blame(what)
         return True
 
     def leave_lost_relay(self) -> bool:
@@ -128,11 +139,11 @@ class PartRequests:
         return True
 
     def on_relay_refused(self, request: FetchWeights) -> bool:
-        """Whether the relay was asked for that; from now on the gateway is, as long as the plan is the same."""
+        """Whether the relay was asked for that; the gateway is then, for a while or until there is another plan."""
         if self._source is None or not self._is_under_way(request):
             return False
         self._leave_relay()
-        self._refused = True
+        self._refused_ns = self._clock.now_ns() + _REFUSED_NS
         return True
 
     def was_asked_of_gateway(self, request: FetchWeights) -> bool:

@@ -162,6 +162,18 @@ def test_one_that_brings_nothing_is_waited_for_so_long_and_no_longer() -> None:
     assert controller.current == 2 and "for 100 s" in reason(controller, 2)
 
 
+def test_evaluators_without_a_task_in_common_hold_nothing_up() -> None:
+    controller = make(gate_timeout_s=100.0)
+    controller.on_version(2, 1, 0)
+    for second in range(1, 1000):
+        for request in controller.wanted_measurements:
+            task = "lift" if request.number == 1 else "push"
+            assert controller.on_measured(request, {task: [True] * request.episodes}, second * S)
+        controller.set_evaluator(True, second * S)
+    assert controller.current == 2
+    assert "no task was measured of both versions: give all evaluators the same tasks" in reason(controller, 2)
+
+
 def test_what_is_measured_is_kept_over_a_restart_and_its_files_stay() -> None:
     controller = make()
     controller.on_version(2, 1, 0)

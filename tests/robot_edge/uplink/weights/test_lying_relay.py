@@ -121,6 +121,33 @@ def test_a_relay_that_lies_late_spoils_nothing_that_came_before(tmp_path: Path, 
     assert fleet.client.refused["relay"] == 1
 
 
+@pytest.mark.parametrize("leave", ["refuse", "be silent"])
+def test_a_relay_that_lies_and_leaves_the_rest_of_the_chunk_to_the_gateway_is_named_too(
+    tmp_path: Path, leave: str
+) -> None:
+    fleet = start(tmp_path, honest)
+    window = fleet.client._requests.window
+    window.size_bytes, window.adapt = 300, lambda *given: None  # type: ignore[method-assign]
+    chunks: set[int] = set()
+
+    def lie(asked: FetchWeights) -> list[WeightBytes]:
+        if asked.offset // CHUNK not in chunks:
+            chunks.add(asked.offset // CHUNK)
+            return [answer(asked, bytes(asked.size))]
+        if leave == "refuse":
+            fleet._relay.send(Rejection("not here.", asked))
+        return []
+
+    fleet.relay = lie
+    number = fleet.publish()
+    window.begin = lambda: None  # type: ignore[method-assign]
+    assert fleet.fetch(number, 14.0) <= fleet.size(number) + CHUNK
+    assert fleet.client.refused["relay"] == 1 and fleet.source.faults == 1
+    fleet.relayed.clear()
+    fleet.fetch(fleet.publish(), 2.0)
+    assert fleet.relayed == [], "it is left out"
+
+
 @pytest.mark.parametrize(("every_s", "most_s"), [(9.0, 12.0), (1.0, 13.0)])
 def test_a_relay_that_is_slower_than_it_may_be_holds_nobody(tmp_path: Path, every_s: float, most_s: float) -> None:
     """All of it is right, and a part of 4 KiB comes every few seconds."""
@@ -210,6 +237,26 @@ def test_a_relay_may_refuse_at_once_but_not_late(tmp_path: Path) -> None:
     took_s = [fetch_s() for _ in range(5)]
     assert sum(took_s) < 11, "it has used up its time"
     assert fleet.client.refused["relay"] == 1
+
+
+def test_a_relay_that_refuses_for_a_moment_brings_the_rest(tmp_path: Path) -> None:
+    """Its line was cut, say, in a version that takes minutes."""
+    fleet = start(tmp_path, honest, faults=FaultWindow(bytes_per_s=10_000), count=60_000)
+    refusing = True
+
+    def relay(asked: FetchWeights) -> list[WeightBytes]:
+        if not refusing:
+            return honest(fleet, asked)
+        fleet._relay.send(Rejection("the gateway does not answer the relay.", asked))
+        return []
+
+    fleet.relay = relay
+    number = fleet.publish(whole=True)
+    fleet.until(lambda: fleet.relayed)
+    refusing = False
+    fleet.fetch(number, 60.0)
+    assert sum(asked.size for asked in fleet.relayed) > len(fleet.files[number]) / 2
+    assert fleet.client.refused == {}
 
 
 def test_a_late_answer_to_a_smaller_request_is_no_lie(tmp_path: Path) -> None:
