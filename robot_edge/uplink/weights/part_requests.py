@@ -67,13 +67,16 @@ class PartRequests:
             part = plan.part(self._asked, self.window.part_bytes)
             if self.under_way and self._asked + part.size - self.written > self.window.size_bytes:
                 break
+            has_it = bool(part.chunk) and now_ns >= self._refused_ns
+            usable = self.relay is not None and has_it and not self.relay.rests
+            # A relay that has nothing of a chunk would fetch all that is before this first.
+            begins = self._source is not None or plan.chunk_begin(self._asked) == self._asked
             if not self.under_way:
                 # Nothing is waited for from either: this may be asked of the other.
-                has_it = bool(part.chunk) and now_ns >= self._refused_ns
-                usable = self.relay is not None and has_it and not self.relay.rests
-                # A relay that has nothing of a chunk would fetch all that is before this first.
-                begins = self._source is not None or plan.chunk_begin(self._asked) == self._asked
                 self._source = self.relay if usable and begins else None
+            elif self._refused_ns and self._source is None and usable and begins:
+                # The relay is asked once what is under way has come.
+                break
             chunk_bytes = part.chunk_bytes if part.chunk else 0
             request = FetchWeights(part.number, part.offset, part.size, part.delta, part.chunk, chunk_bytes)
             if self._source is None:
