@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.gateway.storage.weight_upload import delta_path, manifest_path
 from wire.errors import StorageError, storage_errors
@@ -51,12 +52,25 @@ def prune_files(
             continue
         gone.append(number)
         taken -= rows[number].version.size_bytes
-        path = root / rows[number].path
-        with storage_errors("weights file", path):
-            # the last one first: without its weights a version is not offered
-            for one in (path, delta_path(path), manifest_path(path)):
-                one.unlink(missing_ok=True)
+        _delete(root / rows[number].path)
     return gone
+
+
+def remove_overtaken(root: Path, ledger: Ledger) -> None:
+    """Delete what a gateway that was killed had received and not committed, where another version has its number by
+    now. Raises `StorageError`."""
+    for path in root.glob("*.safetensors"):
+        number = path.name.partition("-")[0]
+        row = ledger.version(int(number)) if number.isdecimal() else None
+        if row is not None and row.path != path.name:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    with storage_errors("weights file", path):
+        # the last one first: without its weights a version is not offered
+        for one in (path, delta_path(path), manifest_path(path)):
+            one.unlink(missing_ok=True)
 
 
 def log_not_pruned(error: Exception) -> None:

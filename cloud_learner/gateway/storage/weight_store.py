@@ -21,7 +21,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.gateway.storage.weight_exchange import WeightExchange
-from cloud_learner.gateway.storage.weight_pruning import FetchedVersions, prune_files
+from cloud_learner.gateway.storage.weight_pruning import FetchedVersions, prune_files, remove_overtaken
 from cloud_learner.gateway.storage.weight_upload import WeightUpload, delta_path, manifest_path
 from wire.errors import (
     CorruptDataError,
@@ -102,6 +102,7 @@ class WeightStore:
         For the one writer. `objects`: where shards lie; where these are on other machines versions go there, too.
         """
         open_directory(root, "weights")
+        remove_overtaken(root, ledger)
         shared = objects is not None and objects.remote and ledger.shared
         exchange = WeightExchange(root, ledger, objects) if objects is not None and shared else None
         return cls(root, ledger, exchange, signer)

@@ -152,6 +152,32 @@ def test_a_restart_forgets_what_was_half_sent_and_keeps_what_was_whole(tmp_path,
     _publish(store, 2)
 
 
+def test_what_was_received_and_never_committed_goes_once_another_version_has_its_number(
+    tmp_path, store, ledger, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def killed(*given):
+        raise Killed
+
+    data, version = _weights(1, 900)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "commit_version", killed)
+        store.begin(Publish(version))
+        with pytest.raises(Killed):
+            for part in _parts(1, data):
+                store.receive(part)
+    left = _names(tmp_path)
+    again = WeightStore.open(tmp_path / "weights", ledger)
+    assert _names(tmp_path) == left != [], "the trainer may publish just that"
+    _, second = _publish(again, 1)
+    assert len(_names(tmp_path)) == 2
+    WeightStore.open(tmp_path / "weights", ledger)
+    assert _names(tmp_path) == [f"1-{second.sha256[:12]}.safetensors"]
+    assert len(list((tmp_path / "weights").iterdir())) == 2, "and its manifest"
+
+
 def test_a_torn_file_is_noticed(tmp_path, store):
     _publish(store, 1)
     path = tmp_path / "weights" / _names(tmp_path)[0]
