@@ -76,7 +76,7 @@ class VersionOffer(NamedTuple):
 
 class WeightStore:
     """The weights directory. Takes one upload at a time: a new `Publish` gives up an unfinished one, so that whoever
-    calls lets one trainer publish at a time."""
+    calls lets one trainer publish at a time. One thread may `serve` while another one does all else."""
 
     def __init__(
         self, root: Path, ledger: Ledger, exchange: WeightExchange | None = None, signer: Signer | None = None

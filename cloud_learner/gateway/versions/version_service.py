@@ -66,7 +66,9 @@ class VersionService:
         self._channel, self._peers, self._view, self._ledger = channel, peers, view, ledger
         self._weights, self._notes, self._clock, self._refused = weights, notes, clock, refused
         self.tasks = TaskQueue("weights")
-        self.threads: tuple[TaskThread, ...] = (self.tasks,)
+        # a large version that has just come takes seconds to be looked through: robots have theirs meanwhile
+        self._serving = TaskQueue("weights for robots")
+        self.threads: tuple[TaskThread, ...] = (self.tasks, self._serving)
         if weights.exchange is not None:
             weights.exchange.on_arrived = self._on_arrived
             self.threads += (weights.exchange,)
@@ -282,7 +284,7 @@ class VersionService:
         if isinstance(request, FetchDeltas):
             self.tasks.submit(Task(partial(self._weights.deltas, request), answer, refuse))
         else:
-            self.tasks.submit(Task(partial(self._weights.serve, request), answer, refuse))
+            self._serving.submit(Task(partial(self._weights.serve, request), answer, refuse))
 
     def note_activation(self, peer: str, activated: VersionActivated, offset_ns: int) -> None:
         """A robot acts by a version; `offset_ns`: the gateway's time minus the robot's."""

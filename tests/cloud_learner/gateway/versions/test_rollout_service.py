@@ -492,33 +492,6 @@ def test_a_rollback_that_is_not_kept_is_done_and_said_not_to_be(
     assert hall.gateway._rollout.controller.current == 1 and hall.gateway._rollout.controller.frozen
 
 
-@pytest.mark.parametrize("robots", ["away", "back"])
-@pytest.mark.parametrize("config", [RolloutConfig(), CANARY])
-def test_a_disk_that_is_full_after_a_restart_keeps_all_that_may_act(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: RolloutConfig, robots: str
-) -> None:
-    hall = fleet(tmp_path, config, versions=8)
-    change(hall, console := hall.peer(), VersionAction.pin, 3, NAMES[0])
-    if not config.canary:
-        # what is newer goes, with files that nobody needs any more
-        assert not change(hall, console, VersionAction.rollback, 5).refused
-    needed = hall.gateway._rollout.controller.needed
-    again = hall.killed()
-    controller, store = again.gateway._rollout.controller, again.gateway._rollout._weights
-    monkeypatch.setattr(store._fetched, "now", set)
-    if robots == "back":
-        for edge in again.edges:
-            edge.hello()
-            hear(again)
-            edge.status()
-        hear(again)
-    again.gateway._rollout.prune(full=True)
-    hear(again)
-    there = {number for number in range(1, 9) if store.sizes(number).here}
-    assert {3, controller.current, controller.reference, *needed} - {0} <= there and len(there) < 8
-    assert dict(controller.pins) == {NAMES[0]: 3}
-
-
 @pytest.mark.parametrize("what", ["version", "segment", "note"])
 def test_a_full_disk_leaves_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     hall = fleet(tmp_path, RolloutConfig(), versions=8)
