@@ -166,7 +166,7 @@ class PublisherConfig:
     """How versions travel."""
 
     precision: Precision = Precision.int8
-    anchor_every: int = 100
+    anchor_every: int = 400
     """of so many versions one travels whole, with the exact weights; 1: every one, 0: only those that must"""
 
     def __post_init__(self) -> None:
