@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from pathlib import Path
 
@@ -30,22 +32,22 @@ def test_a_progress_that_is_taken_back_says_so_and_has_no_negative_speed(
 
 
 def test_what_ranks_note_and_say_is_shown_and_they_are_told_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_NOTE_S", "_LINE_S"):
         monkeypatch.setattr(progress, name, 0.0)
+    # pytest's own loses what a thread writes while it is read
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     noted = tmp_path / "ranks" / "progress.json"
     noted.parent.mkdir()
     request_stop(noted)
     say_beside(noted, "of an earlier run")
-    seen = ""
 
     def wait_for(text: str) -> None:
-        nonlocal seen
         deadline_s = time.monotonic() + 20
-        while text not in seen:
-            assert time.monotonic() < deadline_s, seen
-            seen += capsys.readouterr().err
+        while text not in said.getvalue():
+            assert time.monotonic() < deadline_s, said.getvalue()
+            time.sleep(0.001)
 
     with show_noted_progress(noted, 100, "steps"):
         one = NotedProgress(noted)
@@ -61,4 +63,4 @@ def test_what_ranks_note_and_say_is_shown_and_they_are_told_to_stop(
         request_stop(noted)
         assert again.stop_requested
         say_beside(noted, "the last word")
-    assert "the last word\n" in seen + capsys.readouterr().err and "earlier" not in seen
+    assert "the last word\n" in said.getvalue() and "earlier" not in said.getvalue()
