@@ -115,6 +115,10 @@ class AlgorithmConfig(ABC):
 
     name: ClassVar[str]
     """as recipes and commands call it"""
+    policy_options: ClassVar[Mapping[str, object]] = {}
+    """of --policy-config: what a recipe's own policy is made with for it, where that has a name"""
+    on_ranks: ClassVar[bool] = True
+    """whether several ranks can share its updates: all that it remembers is in the networks' weights"""
 
     @abstractmethod
     def needs(self) -> DataNeeds:

@@ -13,7 +13,10 @@ from cloud_learner.algorithms.interface import AlgorithmConfig
 from wire.errors import ConfigError, suggest
 
 GROUP = "vla_fleet.algorithms"
-_BUILT_IN = (EntryPoint("hg-dagger", "cloud_learner.algorithms.hg_dagger:HGDagger", GROUP),)
+_BUILT_IN = (
+    EntryPoint("hg-dagger", "cloud_learner.algorithms.hg_dagger:HGDagger", GROUP),
+    EntryPoint("recap", "cloud_learner.algorithms.recap:Recap", GROUP),
+)
 
 
 def known() -> dict[str, EntryPoint]:

@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training.config import TrainingConfig
 from fleet.config.bench import ArmTable, BenchConfig, BesideTable, CameraTable, LimitsTable, read_table
-from fleet.config.recipe import DeviceChoice, Recipe
+from fleet.config.recipe import DeviceChoice, NamedPolicy, Recipe
 from hal.drivers.lerobot.spec import ENCODER_DEG, DimensionConfig, LeRobotConfig
 from hal.drivers.with_cameras import CameraChoice, CameraRobotConfig
 from hal.interfaces.dynamics import SpecMotion, require_dimension
 from hal.safety.limits import SafetyLimits
 from hal.stop_devices.config import StopDevicesConfig
+from policies.interface.registry import PolicyChoice
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import EpisodeRules, LoopConfig, ObservationLimits
 from robot_edge.inference.server import SlowConfig
 from wire.errors import ConfigError
 from wire.types import CameraSpec, Dimension, RobotSpec
-
-if TYPE_CHECKING:
-    from policies.flow.policy import FlowPolicy
 
 MAX_DELAY = 12
 """ticks of age that training simulates, at 30 Hz: a thought every 0.2 s and 0.2 s of inference delay"""
@@ -98,7 +96,7 @@ def arm_recipe(name: str, model: ArmModel, config: Path | None) -> Recipe:
         ),
         modules=model.modules,
         spec=spec,
-        make_policy=_policy,
+        make_policy=NamedPolicy(PolicyChoice("flow", "pixels", {"max_offset": MAX_DELAY})),
         motion=SpecMotion(spec),
         demonstrations=bench.episodes.demonstrations,
         slow=SlowConfig(every_s=0.2),
@@ -191,13 +189,6 @@ def _by_dimension(what: str, table: Mapping[str, float], model: ArmModel) -> dic
     for joint in table:
         require_dimension(what, joint, [j.name for j in model.joints])
     return {f"{joint}.pos": value for joint, value in table.items()}
-
-
-def _policy(spec: RobotSpec, seed: int) -> FlowPolicy:
-    from policies.flow.factory import pixels_network
-    from policies.flow.policy import FlowPolicy
-
-    return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_DELAY), seed)
 
 
 def _what_to_write(name: str) -> str:

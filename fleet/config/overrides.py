@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from cloud_learner.algorithms.registry import get_algorithm
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
-from fleet.config.recipe import Recipe
+from fleet.config.recipe import NamedPolicy, Recipe
 from fleet.config.robot_config import RobotConfigText, read_json, read_robot_config
 from fleet.config.settings import with_settings
 from fleet.config.weights_source import SourceKind, parse_source
@@ -183,6 +183,16 @@ class Overrides:
             max_s=self.episode_time_s or usual.max_s,
         )
 
+    def with_policy_of(self, recipe: Recipe) -> Overrides:
+        """With the recipe's own policy by name, where none is given and the algorithm wants it configured otherwise.
+
+        So every process is told, and the data directory knows whose its versions are. Raises `ConfigError`.
+        """
+        own, wanted = recipe.make_policy, self._learned(recipe).algorithm.policy_options
+        if self.policy or not wanted or not isinstance(own, NamedPolicy) or wanted.items() <= own.choice.config.items():
+            return self
+        return replace(self, policy=str(own.choice), policy_config=json.dumps({**own.choice.config, **wanted}))
+
     def applied(self, recipe: Recipe) -> Recipe:
         """`recipe` with what is given here; each of its members, too.
 
@@ -204,8 +214,7 @@ class Overrides:
         if self.from_:
             # It acts already: nothing is demonstrated to it first.
             recipe = replace(recipe, start=parse_source(self.from_, "--from"), demonstrations=0)
-        recipe = self._learned(recipe)
-        choice = self.choice()
+        choice, recipe = self.with_policy_of(recipe).choice(), self._learned(recipe)
         if choice is not None:
             return with_policy(recipe, choice, self.set_)
         if recipe.tiny:

@@ -17,11 +17,22 @@ from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
 from policies.interface.policy import LearnedPolicy, Policy
+from policies.interface.registry import PolicyChoice, make_policy
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import LoopConfig
 from robot_edge.inference.server import SlowConfig
 from wire.errors import ConfigError, FleetError
 from wire.types import RobotSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """Makes the policy of a choice, as `--policy` does: an algorithm may want it configured otherwise."""
+
+    choice: PolicyChoice
+
+    def __call__(self, spec: RobotSpec, seed: int) -> LearnedPolicy:
+        return make_policy(self.choice, spec, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,8 @@ class Recipe:
     """the same robot as fast as the machine allows, for demonstrations and evaluation"""
     spec: RobotSpec
     make_policy: Callable[[RobotSpec, int], LearnedPolicy]
-    """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it"""
+    """(spec, seed) to a fresh policy; imports torch only when called, for the control process runs without it. A
+    `NamedPolicy` where algorithms may configure it (`AlgorithmConfig.policy_options`)"""
     algorithm: AlgorithmConfig
     """what is learned from the data"""
     training: TrainingConfig

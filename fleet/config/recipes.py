@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training.config import PopulationConfig, TrainingConfig, pixels_training
-from fleet.config.recipe import Recipe, share_policy
+from fleet.config.recipe import NamedPolicy, Recipe, share_policy
 from fleet.config.so101 import so101
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.drivers.fake import FAKE_INSTRUCTIONS, FAKE_LIMITS, FakeConfig, FakeRobot
@@ -21,6 +21,7 @@ from hal.drivers.metaworld.dynamics import HandMotion, metaworld_limits
 from hal.drivers.metaworld.robot import MetaWorldConfig, metaworld_spec
 from hal.drivers.metaworld.tasks import instruction
 from hal.interfaces.dynamics import ActionStateMapping, SpecMotion
+from policies.interface.registry import PolicyChoice
 from robot_edge.chunking.config import ChunkingConfig
 from robot_edge.control.config import GateConfig, LoopConfig
 from robot_edge.inference.server import SlowConfig
@@ -28,7 +29,6 @@ from wire.errors import ConfigError, suggest
 from wire.types import RobotSpec
 
 if TYPE_CHECKING:
-    from policies.flow.policy import FlowPolicy
     from policies.flow.shared.policy import SharedFlowPolicy
     from policies.interface.policy import LearnedPolicy
 
@@ -37,6 +37,7 @@ STATE_TASKS = ("push", "pick-place")
 SHAPES_TASKS = ("button-press-topdown", "drawer-open")
 MAX_DELAY = 24
 """ticks of age that training simulates, at 80 Hz: a thought every 0.2 s and a tenth of a second of inference delay"""
+_PIXELS_POLICY = NamedPolicy(PolicyChoice("flow", "pixels", {"max_offset": MAX_DELAY}))
 
 
 def pixels(seed: int = 0) -> Recipe:
@@ -51,7 +52,7 @@ def pixels(seed: int = 0) -> Recipe:
         robot_config=paced,
         unpaced_config=unpaced,
         spec=metaworld_spec(paced),
-        make_policy=_pixels_policy,
+        make_policy=_PIXELS_POLICY,
         motion=HandMotion(metaworld_spec(paced)),
         # the picture is thought about five times a second, actions are made twenty times a second
         slow=SlowConfig(every_s=0.2),
@@ -85,7 +86,7 @@ def state(seed: int = 0) -> Recipe:
         robot_config=config,
         unpaced_config=config,
         spec=metaworld_spec(config),
-        make_policy=_state_policy,
+        make_policy=NamedPolicy(PolicyChoice("flow", "state")),
         algorithm=HGDagger(),
         training=TrainingConfig(batch=128, ema_decay=0.995, pretrain_steps=800),
         evaluator=EvaluatorConfig(episodes=10, every_s=30.0, final_episodes=40),
@@ -105,7 +106,7 @@ def fake(seed: int = 0) -> Recipe:
         robot_config=config,
         unpaced_config=config,
         spec=robot.spec,
-        make_policy=_pixels_policy,
+        make_policy=_PIXELS_POLICY,
         motion=SpecMotion(robot.spec, [ActionStateMapping(f"move_{axis}", axis, 0.01) for axis in "xyz"]),
         algorithm=HGDagger(),
         training=TrainingConfig(batch=16, pretrain_steps=20, publish_every_s=1.0),
@@ -165,20 +166,6 @@ def _built_by_up(spec: RobotSpec, seed: int) -> LearnedPolicy:
         "this recipe's policy is a directory that `vla-fleet up` builds: give a part that is started by itself "
         "--policy lerobot:DATA/policy."
     )
-
-
-def _pixels_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
-    from policies.flow.factory import pixels_network
-    from policies.flow.policy import FlowPolicy
-
-    return FlowPolicy(spec, pixels_network(spec, max_offset=MAX_DELAY), seed)
-
-
-def _state_policy(spec: RobotSpec, seed: int) -> FlowPolicy:
-    from policies.flow.factory import state_network
-    from policies.flow.policy import FlowPolicy
-
-    return FlowPolicy(spec, state_network(spec), seed)
 
 
 def _shared_policy(spec: RobotSpec, seed: int) -> SharedFlowPolicy:

@@ -101,7 +101,9 @@ def run_gateway(options: GatewayOptions) -> None:
 def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
     limit_threads()
-    recipe = options.overrides.applied(options.make_recipe(options.seed))
+    recipe = options.make_recipe(options.seed)
+    overrides = options.overrides.with_policy_of(recipe)
+    recipe = overrides.applied(recipe)
     recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)
     shutdown = ShutdownSignal()
@@ -116,7 +118,6 @@ def run_trainer(options: TrainerOptions) -> None:
         )
         if trainer is None:
             return
-        overrides = options.overrides
         record = make_record(
             "trainer",
             recipe,

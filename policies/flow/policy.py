@@ -359,6 +359,11 @@ class FlowPolicy(NetworkPolicy):
         return network.velocity(given, actions, time)
 
     @property
+    def advised(self) -> bool:
+        """As `Advised`."""
+        return self.config.advantage
+
+    @property
     def feature_width(self) -> int:
         """As `Encodes`."""
         return self.module.latent_width + self.config.state_dim

@@ -70,6 +70,24 @@ class Encodes(Protocol):
         ...
 
 
+UNKNOWN, BAD, GOOD = range(3)
+"""what a batch's `advantage` says of a sample"""
+
+
+@runtime_checkable
+class Advised(Protocol):
+    """is told whether what it imitates was good, and acts as if it were"""
+
+    @property
+    def advised(self) -> bool:
+        """Whether this one is, which is settled when it is made.
+
+        Its `loss` then reads `advantage` int[b, k] or [b], UNKNOWN, BAD or GOOD, and hides it in a share of the
+        samples, so that it can be guided from "not known" to "good".
+        """
+        ...
+
+
 @runtime_checkable
 class Joinable(Protocol):
     """lets robots of further shapes join while it learns

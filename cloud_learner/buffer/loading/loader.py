@@ -39,13 +39,15 @@ DRAW = np.dtype(
         ("outcome", "|i1"),
         ("episode", "<i8"),
         ("return_after", "<f8"),
+        ("last_tick", "<i8"),
         ("probability", "<f8"),
         ("label", "<f4"),
     ]
 )
 """a step to begin at: its segment's ledger row and the step within it; the segment's first tick; and of its episode
-index of the task, outcome, ledger number, and the rewards of all later segments, nan while it is unfinished; how
-probable the step was; and the label that the target goes by, of the segment, nan for nothing"""
+index of the task, outcome, ledger number, the rewards of all later segments, nan while it is unfinished, and the tick
+of its last step, -1 until then; how probable the step was; and the label that the target goes by, of the segment, nan
+for nothing"""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, eq=False):
@@ -203,7 +205,7 @@ class LoadPlanner:
         draws["first_tick"], draws["task"] = index.first_tick[segments], index.task[segments]
         draws["online"], draws["outcome"] = index.online[segments], index.outcome(segments)
         draws["episode"] = index.episode_numbers[index.episode[segments]]
-        draws["return_after"] = index.return_after(segments)
+        draws["return_after"], draws["last_tick"] = index.return_after(segments), index.last_tick(segments)
         return draws
 
 

@@ -18,6 +18,7 @@ A batch is a dict of:
 | `reward` | float32[b, H] | of each step, whoever acted; 0 where there is none |
 | `terminated`, `truncated` | bool[b, H] | whether the episode ended with that step, by itself or cut short |
 | `return_to_go` | float32[b] | sum of the rewards from this step to the end, nan while the episode is unfinished |
+| `ticks_to_end` | int64[b] | from this step to the episode's last, 0 at that, -1 while the episode is unfinished |
 | `ahead` | float32[b, W, ds] | the state W given numbers of ticks later, or the last one before the mask ends |
 | `version`, `lag` | int32[b] | policy version that acted or was ready to act; how many versions ago that is |
 | `arrival_lag` | int32[b] | with a `staleness` of the target: how many versions ago it was when the step arrived |
@@ -152,9 +153,10 @@ class WindowReader:
         batch["instructions"] = [instructions[number] for number in draws["task"].tolist()]
         for name in ("task", "outcome", "online", "episode", "probability"):
             batch[name] = slot.put(name, draws[name])
-        return_after, tick = draws["return_after"], draws["first_tick"] + draws["offset"]
+        return_after, last = draws["return_after"], draws["last_tick"]
+        tick = draws["first_tick"] + draws["offset"]
         if config.ticks_per_frame > 1:
-            return_after = return_after[:, None]
+            return_after, last = return_after[:, None], last[:, None]
             tick = tick[:, None] + (seen - rows[:, None])
         start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
         if config.max_offset:
@@ -165,6 +167,7 @@ class WindowReader:
             to_go = to_go - np.where(passed < delta[..., None], reward, 0.0).sum(-1, dtype=np.float64)
             batch["seen_state"] = slot.take("seen_state", columns["state"], rows)
         batch["tick"] = slot.put("tick", tick)
+        batch["ticks_to_end"] = slot.put("ticks_to_end", np.where(last >= 0, last - tick, -1))
         run, left = columns["run"][start], columns["left"][start]
         steps = np.arange(config.horizon)
         batch["mask"] = mask = slot.put("mask", steps < run[..., None], np.float32)

@@ -225,6 +225,11 @@ class SegmentIndex:
             self._sum_rewards(end)
         return self._after.all[segments]
 
+    def last_tick(self, segments: np.ndarray) -> np.ndarray:
+        """int64[k] tick of the last step of each segment's episode, -1 until its last segment is here."""
+        last = self._episode["last"].all[self.episode[segments]]
+        return np.where(last >= 0, self.first_tick[last] + self.steps[last] - 1, -1)
+
     def finished(self, demonstration: bool, but: Sequence[int] = ()) -> int:
         """Episodes of tasks `but` these, not discarded, of which all segments are here; demonstrations or others."""
         last, outcome, kind, task = (self._episode[one].all for one in ("last", "outcome", "demonstration", "task"))

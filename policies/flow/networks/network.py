@@ -14,12 +14,12 @@ from torch import nn
 from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
-from policies.flow.networks import sampling
 from policies.flow.networks.fast import Conditioning, FastMLP
 from policies.flow.networks.residual import Residual
 from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
+from policies.interface.capabilities import GOOD, UNKNOWN
 
 ROUGH_STEPS = 2
 """Euler steps to the actions that the corrector learns to correct"""
@@ -183,9 +183,9 @@ class FlowNetwork(nn.Module):
     def _with_dropout(self, advantage: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
         """int64[b, k]: the advantage, hidden in some samples."""
         if advantage is None:
-            advantage = torch.full(mask.shape[:2], sampling.GOOD, device=mask.device)
+            advantage = torch.full(mask.shape[:2], GOOD, device=mask.device)
         hidden = torch.rand(mask.shape[:2], device=mask.device) < ADVANTAGE_DROPPED
-        return advantage.masked_fill(hidden, sampling.UNKNOWN)
+        return advantage.masked_fill(hidden, UNKNOWN)
 
     @torch.no_grad()
     def _rough(self, given: Conditioning) -> torch.Tensor:

@@ -13,11 +13,10 @@ import torch
 
 from policies.flow.config import FlowConfig
 from policies.flow.networks.fast import Conditioning, FastPath
+from policies.interface.capabilities import GOOD, UNKNOWN
 
 MAX_GUIDANCE = 5.0
 """beta of arXiv 2506.07339: the pull at flow time 0 would be endless"""
-UNKNOWN, BAD, GOOD = 0, 1, 2
-"""advantages"""
 
 
 def sample(

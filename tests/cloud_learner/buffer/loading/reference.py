@@ -135,6 +135,8 @@ class Reference:
         ended = whole[-1].last and [s.index for s in whole] == list(range(len(whole)))
         later = sum(float(s.reward[max(0, tick - s.first_tick) :].sum()) for s in whole)
         np.testing.assert_allclose(batch["return_to_go"][at], later if ended else np.nan, rtol=1e-4, atol=1e-4)
+        last = next((s.first_tick + s.steps - 1 for s in whole if s.last), None)
+        assert batch["ticks_to_end"][at] == (-1 if last is None else last - tick)
         outcome = next((OUTCOMES.index(s.outcome) for s in whole if s.last), -1)
         assert batch["outcome"][i] == outcome
         assert batch["online"][i] == (segment.episode.source == "online")

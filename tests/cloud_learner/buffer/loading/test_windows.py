@@ -47,7 +47,7 @@ def filled(horizon=4, ahead=(), ticks=1, frames=(0, 0, 0, 1, 1, 2), actor=(1, 1,
 def draws(offsets, segment=7):
     found = np.zeros(len(offsets), DRAW)
     found["segment"], found["offset"], found["first_tick"], found["online"] = segment, offsets, 100, True
-    found["outcome"], found["episode"], found["return_after"] = 1, 5, 2.5
+    found["outcome"], found["episode"], found["return_after"], found["last_tick"] = 1, 5, 2.5, 109
     return found
 
 
@@ -69,6 +69,7 @@ def test_a_window_ends_at_the_first_step_that_may_not_be_continued_over():
     assert batch["reward"].tolist() == [[1, 1, 1, 1]]
     assert batch["ahead"][0, :, 0].tolist() == [2, 3]
     assert batch["return_to_go"].tolist() == [5 + 2.5]
+    assert batch["ticks_to_end"].tolist() == [8]
     assert (batch["tick"][0], batch["episode"][0], batch["outcome"][0], batch["online"][0]) == (101, 5, 1, True)
     assert (batch["images"]["camera0"] == 0).all()
     assert batch["instructions"] == ["do it"]
@@ -118,7 +119,7 @@ def test_a_slot_is_used_again_and_its_arrays_are_aligned():
     slot = BatchSlot()
     first = one(1, slot)
     second = one(0, slot)
-    for name in ("state", "actions", "mask", "action_is_pad", "reward", "tick", "task", "return_to_go"):
+    for name in ("state", "actions", "mask", "action_is_pad", "reward", "tick", "task", "return_to_go", "ticks_to_end"):
         assert np.shares_memory(first[name], second[name]), name
     for array in (*second["images"].values(), second["actions"]):
         assert array.ctypes.data % 64 == 0

@@ -135,6 +135,7 @@ def test_the_return_is_known_once_the_episode_is_finished_and_whole():
     everything = np.arange(2)
     assert universe.outcome(everything).tolist() == [0, 0]
     assert np.isnan(universe.return_after(everything)).all()
+    assert universe.last_tick(everything).tolist() == [5, 5], "its last segment is here"
     book.segment(number, [(2, POLICY, 1)], reward=2.0, at=(1, 2))
     universe.extend(book.index(universe.watermark))
     assert universe.return_after(np.array([0, 1, 2])).tolist() == [6.0, 0.0, 4.0]
@@ -144,7 +145,7 @@ def test_an_unfinished_episode_has_neither_outcome_nor_return():
     book = Book()
     book.segment(book.episode("a"), [(2, POLICY, 1)], reward=1.0)
     universe = book.universe()
-    assert universe.outcome(np.array([0])).tolist() == [-1]
+    assert universe.outcome(np.array([0])).tolist() == universe.last_tick(np.array([0])).tolist() == [-1]
     assert np.isnan(universe.return_after(np.array([0]))).all()
 
 
@@ -199,6 +200,7 @@ def test_what_is_left_after_forgetting_is_as_if_the_rest_had_never_been():
             found = np.where(beside >= 0, there[beside], -1)
             assert np.array_equal(getattr(universe, name)[there], found)
         assert np.array_equal(universe.outcome(there), rest.outcome(np.arange(len(rest))))
+        assert np.array_equal(universe.last_tick(there), rest.last_tick(np.arange(len(rest))))
         after = rest.return_after(np.arange(len(rest)))
         assert np.array_equal(universe.return_after(there), after, equal_nan=True)
         assert [universe.finished(part) for part in (False, True)] == [rest.finished(part) for part in (False, True)]
