@@ -217,16 +217,16 @@ def test_a_loss_that_is_not_finite_leaves_what_is_remembered() -> None:
 
 def test_the_policy_learns_what_it_would_of_the_same_advice_without_a_value() -> None:
     subject = learner()
-    run(subject, 0, 6)
+    run(subject, 0, 14)
     plain = Learner(FlowPolicy(SPEC, ADVISED, seed=0), HGDagger(), TRAINING)
     policys = {name: one for name, one in subject.state().tensors.items() if name.startswith("policy/")}
     plain.restore(LearnerState(policys, subject.state().meta))
-    batch = drawn(6)
+    batch = drawn(14)
     with torch.no_grad():
         advice = subject.algorithm.judge(batch).advice.numpy().reshape(IMAGES, 2)
     assert set(advice.ravel().tolist()) == {BAD, GOOD}
     plain.step(Batches(batch | {"advantage": advice}))
-    run(subject, 6, 1)
+    run(subject, 14, 1)
     assert subject.weights() == plain.weights()
 
 

@@ -11,8 +11,8 @@ from policies.conformance.check import check_policy, example_batch, example_obse
 from policies.flow.config import AttentionPoolerConfig, Transformer
 from policies.flow.networks.fast import Conditioning
 from policies.flow.networks.network import FlowNetwork
-from policies.flow.networks.sampling import BAD, GOOD, UNKNOWN
 from policies.flow.policy import FlowPolicy
+from policies.interface.capabilities import BAD, GOOD, UNKNOWN
 from policies.interface.trainable import FinetuneConfig, Lora
 from tests.policies.flow.test_offsets import chunk
 from tests.policies.flow.test_strategies import jumps, train

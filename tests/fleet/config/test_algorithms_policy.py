@@ -1,0 +1,67 @@
+"""A recipe's own policy is made as its algorithm wants it, in every process of the fleet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cloud_learner.algorithms.recap import Recap
+from fleet.config.data_directory import RunIdentity
+from fleet.config.overrides import Overrides
+from fleet.config.process_options import UpOptions
+from fleet.config.recipe import NamedPolicy, Recipe
+from fleet.config.recipes import fake, pixels, shapes, state
+from fleet.launch.process_specs import ProcessSpecs
+from fleet.launch.up import Up
+from policies.interface.registry import PolicyChoice
+from wire.errors import ConfigError
+
+RECAP = Overrides(algorithm="recap", set_=["algorithm.positive_share=0.4"])
+
+
+@pytest.mark.parametrize("recipe", [state(), pixels(), fake()], ids=lambda recipe: recipe.name)
+def test_it_is_the_same_but_for_what_the_algorithm_asks(recipe: Recipe) -> None:
+    found = RECAP.applied(recipe)
+    own = recipe.make_policy(recipe.spec, 0).config
+    assert found.make_policy(found.spec, 0).config == msgspec.structs.replace(own, advantage=True) != own
+    assert found.algorithm == Recap(positive_share=0.4)
+    assert replace(found, make_policy=recipe.make_policy, algorithm=recipe.algorithm) == recipe
+    assert found.algorithm.make(found.make_policy(found.spec, 0)).networks.keys() == {"policy", "value"}
+
+
+def test_every_process_that_acts_is_told_and_the_directory_knows(tmp_path: Path) -> None:
+    up = Up(UpOptions(recipe="state", data=tmp_path / "d", port=0, web_port=0, overrides=RECAP))
+    specs = ProcessSpecs("state", "tcp://127.0.0.1:1", 0, True, up.overrides)
+    parts = [specs.make_edge("robot-0"), specs.make_evaluator(), specs.make_thinker(), specs.make_trainer()]
+    for part in parts:
+        told = dict(zip(part.argv, part.argv[1:], strict=False))
+        assert (told["--policy"], json.loads(told["--policy-config"])) == ("flow:state", {"advantage": True}), part.name
+        assert ("--algorithm" in told) == (part.name == "trainer")
+    edge = Overrides(policy="flow:state", policy_config='{"advantage": true}').applied(state())
+    trainer = up.overrides.applied(state())
+    edge.make_policy(edge.spec, 1).load(trainer.make_policy(trainer.spec, 2).save(), 1)
+    choice = RunIdentity.of(up.recipe, 0, up.overrides.choice()).policy
+    assert choice == PolicyChoice("flow", "state", {"advantage": True})
+
+
+def test_what_is_chosen_stays_and_other_algorithms_ask_for_nothing() -> None:
+    chosen = Overrides(algorithm="recap", policy="flow:small", policy_config='{"advantage": true, "guidance": 1.5}')
+    for overrides in (chosen, Overrides(), Overrides(algorithm="hg-dagger")):
+        assert overrides.with_policy_of(state()) is overrides
+    assert chosen.applied(state()).make_policy(state().spec, 0).config.guidance == 1.5
+    made_so = NamedPolicy(PolicyChoice("flow", "state", {"advantage": True, "guidance": 2.0}))
+    own = replace(state(), algorithm=Recap(), make_policy=made_so)
+    assert Overrides().with_policy_of(own) == Overrides() and Overrides().applied(own).make_policy is made_so
+    assert Overrides().with_policy_of(replace(own, make_policy=state().make_policy)).policy == "flow:state"
+
+
+@pytest.mark.parametrize("overrides", [{"algorithm": "recap"}, {"algorithm": "recap", "policy": "flow:small"}])
+def test_a_policy_that_nobody_made_so_is_refused(overrides: dict[str, str]) -> None:
+    recipe = state() if "policy" in overrides else shapes().as_member("metaworld")
+    found = Overrides(**overrides).applied(recipe)
+    with pytest.raises(ConfigError, match=r"'recap' needs a policy that is told .*\"advantage\": true"):
+        found.algorithm.make(found.make_policy(found.spec, 0))
