@@ -7,7 +7,7 @@ import torch
 
 from policies.conformance.data import example_batch, example_observation
 from policies.flow.policy import FlowPolicy
-from policies.interface.capabilities import Encodes, Flows, Imitates, Scores, require
+from policies.interface.capabilities import Advised, Encodes, Flows, Imitates, Scores, require
 from policies.interface.policy import NormalizationData
 from policies.tokens.policy import TokenPolicy
 from tests.cloud_learner.training.test_learner import NET, SPEC
@@ -78,8 +78,9 @@ def test_tokens_score_what_the_policy_would_do_above_what_it_would_not():
 
 def test_who_offers_what_and_what_is_said_of_who_does_not():
     flow, tokens = FlowPolicy(SPEC, NET), TokenPolicy(REACHER, REACHING)
-    offered = [[isinstance(policy, one) for one in (Imitates, Flows, Scores, Encodes)] for policy in (flow, tokens)]
-    assert offered == [[True, True, False, True], [False, False, True, False]]
+    every = (Imitates, Flows, Scores, Encodes, Advised)
+    offered = [[isinstance(policy, one) for one in every] for policy in (flow, tokens)]
+    assert offered == [[True, True, False, True, True], [False, False, True, False, False]]
     require(flow, Flows, "algorithm 'x'")
     with pytest.raises(ConfigError, match=r"algorithm 'x' needs a policy that makes actions by a flow.*TokenPolicy"):
         require(tokens, Flows, "algorithm 'x'")
