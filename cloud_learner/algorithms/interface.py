@@ -18,6 +18,7 @@ import numpy as np
 
 from cloud_learner.buffer.sampling.target import SamplingDistribution
 from policies.interface.policy import Batch, TrainablePolicy
+from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -123,6 +124,11 @@ class AlgorithmConfig(ABC):
     @abstractmethod
     def needs(self) -> DataNeeds:
         """What it wants of the data."""
+
+    def require_ranks(self, ranks: int) -> None:
+        """Raise `ConfigError` where so many ranks cannot share its updates."""
+        if ranks > 1 and not self.on_ranks:
+            raise ConfigError(f"algorithm '{self.name}' trains on one rank: leave --ranks out.")
 
     @abstractmethod
     def make(self, policy: TrainablePolicy) -> Algorithm:

@@ -83,10 +83,7 @@ class Learner:
         self.policy = policy
         self.training = training
         self.group = group
-        if group.world > 1 and not algorithm.on_ranks:
-            raise ConfigError(
-                f"algorithm '{algorithm.name}' learns on one rank: what it goes by is not shared. Leave --ranks out."
-            )
+        algorithm.require_ranks(group.world)
         # its own networks begin alike under the same seed, on every rank
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -136,6 +136,7 @@ def train(options: TrainOptions) -> None:
         raise ConfigError(
             f"recipe '{recipe.name}' is for robots of several shapes, which one rank trains: leave --ranks out."
         )
+    recipe.algorithm.require_ranks(options.ranks)
     if recipe.training.batch % options.ranks:
         raise ConfigError(
             f"{options.ranks} ranks cannot share a batch of {recipe.training.batch} evenly; say --set training.batch=N "

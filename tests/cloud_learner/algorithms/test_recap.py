@@ -241,8 +241,9 @@ def test_policies_that_cannot_be_told_are_refused_with_the_way_out() -> None:
 
 
 def test_ranks_are_refused_for_what_is_good_is_not_shared() -> None:
-    with pytest.raises(ConfigError, match="'recap' learns on one rank"):
+    with pytest.raises(ConfigError, match="'recap' trains on one rank"):
         Learner(FlowPolicy(SPEC, ADVISED), Recap(), TRAINING, group=SimpleNamespace(world=2, rank=0))
+    HGDagger().require_ranks(2)
 
 
 @pytest.mark.parametrize(
