@@ -215,6 +215,21 @@ def test_a_loss_that_is_not_finite_leaves_what_is_remembered() -> None:
     assert all(torch.equal(after[name], one) for name, one in before.items())
 
 
+def test_the_value_learns_what_came_of_judged_episodes_and_moves_nothing_else() -> None:
+    subject, seen = learner(), []
+    value = subject.algorithm.critic.value
+    plain = value.loss
+    value.loss = lambda *given: seen.append(given) or plain(*given)
+    batch = drawn(3)
+    batch["outcome"][:3], batch["ticks_to_end"][:3] = -1, -1
+    subject.step(Batches(batch))
+    ((features, returns),) = seen
+    succeeded = (batch["outcome"][3:] == SUCCESS)[:, None]
+    expected = np.where(succeeded, -np.minimum(batch["ticks_to_end"][3:] / 100, 1), -1).ravel()
+    np.testing.assert_allclose(returns.numpy(), expected, rtol=1e-6)
+    assert features.shape == (len(expected), subject.policy.feature_width) and not features.requires_grad
+
+
 def test_the_policy_learns_what_it_would_of_the_same_advice_without_a_value() -> None:
     subject = learner()
     run(subject, 0, 14)
