@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.weights.training import paths_of
+from cloud_learner.training.config import PublisherConfig
 from wire.weights.delta import DeltaStats, Precision, WeightsLayout, apply, encode, read_frames
 
 _INDEX_BYTES, _VALUE_BYTES = 4, 2
 """of a changed bfloat16 value in the sparse deltas of trainers of large models (PEERS: TRL, verl, slime)"""
+_ANCHOR_EVERY = PublisherConfig().anchor_every
 
 
 def load(place: Path) -> list[np.ndarray]:
@@ -26,7 +28,8 @@ def load(place: Path) -> list[np.ndarray]:
 
 
 def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[str, Any]:
-    """Medians over the updates. The quantised deltas follow each other, as a trainer's do."""
+    """Medians over the updates, and what one takes on average with the versions that travel whole. The quantised deltas
+    follow each other, as a trainer's do."""
     whole = len(versions[0])
     quantised: list[int] = []
     changed: list[float] = []
@@ -65,6 +68,7 @@ def sizes(name: str, versions: Sequence[np.ndarray], parameters: int) -> dict[st
         "lossless delta (MB)": median(exact) / 1e6,
         "our delta (MB)": median(quantised) / 1e6,
         "1 /": whole / median(quantised),
+        "1 /, on average": whole / ((statistics.mean(quantised) * (_ANCHOR_EVERY - 1) + whole) / _ANCHOR_EVERY),
         "values changed (%)": 100 * median(changed),
         "left for the next (% of an update)": 100 * median(off),
         "encode s": median(encode_s),

@@ -9,10 +9,11 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -27,7 +28,10 @@ from fleet.config.overrides import Overrides
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.launch.learning import dataset_config, make_action_check
+from policies.interface.policy import Policy
 from wire.weights.delta import Precision, encode
+
+_LOADS = 3
 
 
 class TrainingRun(msgspec.Struct, frozen=True):
@@ -97,8 +101,14 @@ def main(argument: str) -> int:
         trainer.learner.policy.module.zero_grad()
         trainer.learner.networks.clear()
         changes = measured(fleet, (path.read_bytes() for path in paths_of(place)))
+        load_s = timed_loads(cast("Policy", trainer.learner.policy), paths_of(place)[-_LOADS:])
         fleet.close()
-    said = {"parameters": parameters, "learning_rate": recipe.training.learning_rate, "quantization_changes": changes}
+    said = {
+        "parameters": parameters,
+        "learning_rate": recipe.training.learning_rate,
+        "quantization_changes": changes,
+        "load_s": load_s,
+    }
     sys.stdout.write(json.dumps(said) + "\n")
     return 0
 
@@ -106,6 +116,16 @@ def main(argument: str) -> int:
 def paths_of(place: Path) -> list[Path]:
     """The files of a run's versions, oldest first."""
     return sorted(place.glob("*.safetensors"), key=lambda path: int(path.stem))
+
+
+def timed_loads(policy: Policy, paths: Sequence[Path]) -> list[float]:
+    """Seconds that it takes the policy to take each of these files, and to look at what lies there then."""
+    found = []
+    for path in paths:
+        weights, began_s = path.read_bytes(), time.perf_counter()
+        policy.load(weights, 1)
+        found.append(time.perf_counter() - began_s)
+    return found
 
 
 def measured(fleet: InProcessFleet, versions: Iterable[bytes]) -> list[float]:

@@ -30,6 +30,7 @@ def test_a_walk_of_small_steps_is_small_as_ours_and_large_as_a_sparse_one() -> N
     row = sizes("walk", versions(6, 0.05), 60_000)
     assert row["whole, fp32 (MB)"] == pytest.approx(0.24, rel=0.01)
     assert row["1 /"] > 20
+    assert 0.9 < 1 / row["1 /, on average"] / (1 / row["1 /"] + 1 / 400) < 1.1, "every four-hundredth goes whole"
     assert row["sparse bf16 delta (MB)"] > 0.3 * row["whole, fp32 (MB)"], "nearly every value changes"
     assert row["our delta (MB)"] < row["lossless delta (MB)"] < row["whole, fp32 (MB)"]
     assert 10 < row["values changed (%)"] < 60
