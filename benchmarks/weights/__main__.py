@@ -100,8 +100,8 @@ def measure(quick: bool) -> Result:
         "Sparse delta: 4 bytes of place and 2 of value for each value of the bfloat16 state that changes.",
         f"1 / and megabytes: medians over the updates; on average: with each {PublisherConfig().anchor_every}th whole. "
         "Load: into the policy, with the look at what lies there then.",
-        "Left for the next: root mean square of what rounding left, over that of the update; it does not add up, for the "
-        "next delta starts from what robots have.",
+        "Left for the next: root mean square of what rounding left, over that of the update; it does not add up, for "
+        "the next delta starts from what robots have.",
         "The runs begin from random weights: `state` after its pretraining, the two of lerobot after a few steps, so "
         "that their updates are those of a network that still learns much.",
         f"450 million parameters are trained where {_LARGE_GIB:.0f} GiB are free; here {available_gib():.0f} were.",
