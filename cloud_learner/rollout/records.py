@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -211,9 +212,52 @@ class RolloutState(msgspec.Struct, kw_only=True):
 
 
 def decode_state(kept: str) -> RolloutState:
-    """What was kept as JSON; anew, and said, where that cannot be read."""
-    try:
-        return msgspec.json.decode(kept, type=RolloutState) if kept else RolloutState()
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        log.error("what is kept of versions cannot be read (%s): the newest one is promoted.", error)
+    """What was kept as JSON. Where that cannot be read, said and frozen: what can be read of versions, and of who acts
+    by which; nothing is on trial any more."""
+    if not kept:
         return RolloutState()
+    try:
+        return msgspec.json.decode(kept, type=RolloutState)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        state = _salvage(kept)
+        then = f"version {state.current} stays current, and nothing is tried until a person unfreezes"
+        then = then if state.current else "the newest version is promoted"
+        log.error("what is kept of versions cannot be read (%s): %s.", error, then)
+        return state
+
+
+def _salvage(kept: str) -> RolloutState:
+    fields = _decoded(kept, dict[str, msgspec.Raw]) or {}
+    records = _decoded(fields.get("versions"), dict[int, msgspec.Raw]) or {}
+    versions = {number: one for number, data in records.items() if (one := _decoded(data, VersionRecord)) is not None}
+    history = _decoded(fields.get("history"), list[int])
+    if history is None:
+        history = sorted(number for number, one in versions.items() if one.state is VersionState.promoted)
+    history = [number for number in history if number in versions]
+    if not history:
+        return RolloutState()
+    for one in versions.values():
+        if one.state is VersionState.canary:
+            one.state, one.reason = VersionState.candidate, "its trial could not be read after a restart."
+    tried = (number for number, one in versions.items() if one.state is not VersionState.candidate)
+    pins = _decoded(fields.get("pins"), dict[str, int]) or {}
+    return RolloutState(
+        versions=versions,
+        history=history,
+        reference=history[-1],
+        newest_tried=max(tried, default=0),
+        pins={robot: number for robot, number in pins.items() if number in versions},
+        shapes=_decoded(fields.get("shapes"), dict[str, str]) or {},
+        frozen=True,
+    )
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _decoded(data: str | msgspec.Raw | None, kind: type[_Kind]) -> _Kind | None:
+    """None: it is not there or cannot be read."""
+    try:
+        return msgspec.json.decode(data, type=kind) if data is not None else None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None

@@ -15,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 
 from wire.errors import ConfigError, CorruptDataError, storage_errors
 
@@ -162,12 +161,12 @@ def _has_versions(data: DataDirectory) -> bool:
 
 def _current(data: DataDirectory) -> int:
     """What robots run that are neither pinned nor chosen for a trial."""
-    from cloud_learner.rollout.records import RolloutState
+    from cloud_learner.rollout.records import decode_state
 
     with data.open_buffer() as (ledger, store):
         # which gateway's robots: that of the journal here
         kept = ledger.kept_rollout() if store.journal_is_here() else ""
-    number = msgspec.json.decode(kept, type=RolloutState).current if kept else 0
+    number = decode_state(kept).current
     if not number:
         raise ConfigError(f"{data.root}: no version is current there. Say a number, or newest.")
     return number

@@ -410,6 +410,33 @@ def test_what_is_kept_and_cannot_be_read_begins_anew(tmp_path: Path) -> None:
     assert set(listed(hall, hall.peer())) == {1, 2}
 
 
+def test_of_what_is_kept_and_cannot_be_read_who_acts_by_what_stays(tmp_path: Path) -> None:
+    """What was rolled back is the newest there is, and does not come back by that."""
+    hall = fleet(tmp_path, CANARY, versions=1)
+    for number in (2, 3):
+        publish(hall, number)
+        change(hall, hall.peer(), VersionAction.promote, number)
+    change(hall, hall.peer(), VersionAction.rollback, 0)
+    change(hall, hall.peer(), VersionAction.pin, 1, NAMES[0])
+    hall.pass_time(2)
+    before = acting(hall)
+    assert sorted(before) == [1, 2, 2, 2, 2]
+    kept = msgspec.json.decode(hall.ledger.kept_rollout())
+    kept["trial"], kept["frozen"], kept["versions"]["1"]["tally"] = "of a newer gateway", False, "unknown"
+    hall.ledger.keep_rollout(msgspec.json.encode(kept).decode())
+    hall = hall.killed()
+    hall.pass_time(2)
+    controller = hall.gateway._rollout.controller
+    assert controller.current == 2
+    assert controller.frozen
+    publish(hall, 4)
+    hall.pass_time(2)
+    assert set(acting(hall)) == {2}, "a pin to what cannot be read is gone, and nothing is tried"
+    change(hall, hall.peer("console@2"), VersionAction.thaw, 0)
+    hall.pass_time(2)
+    assert controller.canary == 4
+
+
 def test_a_fleet_that_kept_nothing_yet_stays_with_its_newest_version(tmp_path: Path) -> None:
     hall = fleet(tmp_path, RolloutConfig(), versions=5)
     hall.ledger.keep_rollout("")
