@@ -15,7 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-
 from wire.errors import ConfigError, CorruptDataError, storage_errors
 
 if TYPE_CHECKING:
