@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _SILENT_PARTS = 5
 """so often a part is asked for in vain before a newer version is fetched instead"""
+_SILENT_DELTA = 15
+"""as often before the whole is fetched instead of a delta: it is larger by far, and a gateway may only be busy"""
 _WRONG_CHUNKS = 3
 """so often one is fetched again before the whole is, or a newer version"""
 
@@ -374,8 +376,8 @@ class WeightClient:
             log.warning("a version does not come; %d is fetched instead.", self._following.version.number)
             self._drop()
             self._follow()
-        elif self._silent >= _SILENT_PARTS and self._plan.base:
-            # A gateway that lost a delta has the whole.
+        elif self._silent >= _SILENT_DELTA and self._plan.base:
+            # A gateway that cannot read a delta has the whole.
             self._follow_plan(None)
         else:
             self._requests.set_position(self._requests.received)

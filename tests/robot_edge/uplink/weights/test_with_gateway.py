@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.robot_edge.uplink.weights.fleet import CHUNK, Fleet, small_chunks
+from wire.messages.gateway import FetchDeltas, FetchWeights
 from wire.transport.faults import FaultWindow
 
 
@@ -253,6 +254,25 @@ def test_deltas_are_asked_for_again_when_the_question_was_lost(slow: Fleet, cut_
     slow.run(cut_s)
     slow.server.cut.clear()
     assert slow.fetch(number, 60.0) == slow.size(2, number)
+
+
+def test_a_gateway_that_is_busy_for_a_while_costs_nothing_and_one_without_the_delta_the_whole(fleet: Fleet) -> None:
+    """It answers heartbeats meanwhile."""
+    versions = fleet.hall.gateway._versions
+    serve = versions.serve
+
+    def refuse_deltas(peer: str, request: FetchWeights | FetchDeltas) -> None:
+        if isinstance(request, FetchDeltas) or not request.delta:
+            serve(peer, request)
+
+    versions.serve = refuse_deltas  # type: ignore[method-assign]
+    number = fleet.publish()
+    fleet.run(20)
+    versions.serve = serve  # type: ignore[method-assign]
+    assert fleet.fetch(number) == fleet.size(number)
+    versions.serve = refuse_deltas  # type: ignore[method-assign]
+    number = fleet.publish()
+    assert fleet.fetch(number, 60.0) == len(fleet.files[number])
 
 
 @pytest.mark.parametrize("newer", [False, True])
