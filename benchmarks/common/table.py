@@ -117,7 +117,7 @@ def render(result: Result, command: str) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    columns = list(rows[0])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     return lines + ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
 

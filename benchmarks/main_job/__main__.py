@@ -55,6 +55,7 @@ def survey(wanted: MainJobOptions, seeds: list[int]) -> tuple[Result, list[Repor
     notes = [
         "Success: held-out scenes, mean over seeds (lowest to highest). Delays, missed ticks, versions behind and "
         "memory: the worst seed. Everything else: mean over seeds, of the time robots worked.",
+        "Publish: the gateway announces a version. Trained: before that, its delta was made, sent and rebuilt there.",
         "On their own: share of the episodes of a quarter in which a robot succeeded with nobody's help.",
         others.note(),
     ]
@@ -83,6 +84,7 @@ def row_of(wanted: MainJobOptions, runs: list[Report]) -> dict[str, Any]:
         "interventions per episode, first/last": _ends(runs, "interventions_per_episode"),
         "ingest p50/p99 s": _delay(runs, "ingest_latency_s"),
         "publish to applied p50/p99 s": _delay(runs, "publish_to_applied_s"),
+        "trained to applied p50/p99 s": _delay(runs, "trained_to_applied_s"),
         "missed ticks %": max(map(_missed_percent, runs)),
         "lost": sum(run["steps_lost"] for run in runs),
         "doubled": sum(run["steps_duplicated"] for run in runs),

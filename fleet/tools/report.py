@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
-from cloud_learner.buffer.ledger.rows import EpisodeRow, EvaluationRow
+from cloud_learner.buffer.ledger.rows import AppliedRow, EpisodeRow, EvaluationRow, VersionRow
 from cloud_learner.buffer.store.store import SegmentStore
 from cloud_learner.operator.view_models import is_telling
 from fleet.config.data_directory import DataDirectory
@@ -23,6 +23,7 @@ from fleet.launch.process_specs import AFTER, BEFORE, minute_label
 from robot_edge.runtime.rejection_log import read_refusal
 from wire.errors import storage_errors
 from wire.messages.gateway import ACTORS
+from wire.types import Role
 
 QUARTERS = 4
 _SEGMENTS_AT_ONCE, _ALL = 64, 1_000_000_000
@@ -82,7 +83,7 @@ def make_report(
         online = [row for row in segments if row.source == "online"]
         offsets = {robot.name: robot.clock_offset_ns for robot in ledger.robots()}
         ingest_s = [(row.committed_ns - row.closed_ns - offsets.get(row.robot, 0)) / 1e9 for row in online]
-        applied_s = [(row.applied_ns - row.announced_ns) / 1e9 for row in ledger.applied()]
+        applied = ledger.applied()
         start_ns = versions[0].version.created_ns if versions else 0
         return {
             "recipe": recipe.name,
@@ -125,7 +126,8 @@ def make_report(
             "spools_not_seen": sorted(by_robot.keys() - recorded.keys()),
             "steps_duplicated": totals.duplicated_steps,
             "ingest_latency_s": _quantiles(ingest_s),
-            "publish_to_applied_s": _quantiles(applied_s),
+            "publish_to_applied_s": _quantiles([(row.applied_ns - row.announced_ns) / 1e9 for row in applied]),
+            "trained_to_applied_s": _quantiles(_trained_to_applied_s(ledger, versions, applied)),
             "version_lag": _version_lag(ledger, store, online, offsets),
             **counters.totals(),
         }
@@ -154,6 +156,16 @@ def _members(ledger: Ledger, recipe: Recipe, segments: list) -> dict[str, dict[s
             "steps": sum(row.steps for row in rows),
         }
     return found
+
+
+def _trained_to_applied_s(ledger: Ledger, versions: tuple[VersionRow, ...], applied: Iterable[AppliedRow]) -> list:
+    """From when the trainer began to make a delta of what it had trained, by the gateway's clock."""
+    created_ns = {row.version.number: row.version.created_ns for row in versions}
+    return [
+        (row.applied_ns - created_ns[row.version] - ledger.clock_offset_at(Role.trainer, row.announced_ns)) / 1e9
+        for row in applied
+        if row.version in created_ns
+    ]
 
 
 def _refused(ledger: Ledger) -> dict[str, dict[str, Any]]:

@@ -30,6 +30,7 @@ def report(seed: int = 0, success: float = 0.95, first: float = 3.0) -> dict[str
         "quarters": [quarter | {"interventions_per_episode": n} for n in (first, 2.0, 1.0, 0.5)],
         "ingest_latency_s": {"p50": 0.05, "p99": 0.4, "count": 9},
         "publish_to_applied_s": {"p50": 0.2, "p99": 2.0, "count": 9},
+        "trained_to_applied_s": {"p50": 0.3, "p99": 2.1, "count": 9},
         "ticks": 100_000,
         "missed_ticks": 100,
         "steps_lost": 0,
@@ -53,6 +54,7 @@ def test_a_row_sums_up_the_seeds_and_goals_take_the_worst() -> None:
     assert row["at 4 min"] == "0.80 (0.80 to 0.80)"
     assert row["interventions per episode, first/last"] == "3.00/0.50"
     assert row["publish to applied p50/p99 s"] == "0.20/2.00"
+    assert row["trained to applied p50/p99 s"] == "0.30/2.10"
     assert (row["missed ticks %"], row["versions behind at most"], row["memory GiB (PSS)"]) == (0.1, 2, 2.0)
     goals = {goal.name: goal.holds for goal in main_job.goals_of(WANTED, runs)}
     assert [name for name, holds in goals.items() if not holds] == [

@@ -14,6 +14,7 @@ from fleet.config.recipes import get_recipe
 from fleet.tools.report import RunCounters, make_report
 from tests.cloud_learner.buffer.stored import SPEC, Buffer
 from tests.cloud_learner.buffer.synthetic import fake_episode
+from wire.types import PolicyVersion
 
 
 def test_recoveries_and_corrections_are_counted(tmp_path: Path) -> None:
@@ -31,3 +32,18 @@ def test_recoveries_and_corrections_are_counted(tmp_path: Path) -> None:
         15,
     ]
     assert "1 recoveries of 10 steps, and 15 steps of corrections" in said
+
+
+def test_how_long_it_took_until_a_robot_acted_by_what_was_trained(tmp_path: Path) -> None:
+    data, second = DataDirectory(tmp_path), 1_000_000_000
+    buffer = Buffer(data.buffer)
+    ledger = buffer.ledger
+    ledger.see_robot("trainer", None, "clock", second)
+    ledger.set_clock_offset("trainer", second, second)
+    # at 2 s by the trainer's clock, which is 3 s by the gateway's
+    ledger.commit_version(PolicyVersion(1, "0" * 64, 10, 0, 1, 1, 0, created_ns=2 * second), "1.safetensors")
+    ledger.note_applied("robot-0", 1, 4 * second, 4 * second + second // 2)
+    ledger.close()
+    report = make_report(data, get_recipe("fake"), RunCounters(), 1.0)
+    assert report["publish_to_applied_s"] == {"p50": 0.5, "p99": 0.5, "count": 1}
+    assert report["trained_to_applied_s"] == {"p50": 1.5, "p99": 1.5, "count": 1}
