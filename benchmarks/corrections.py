@@ -5,7 +5,8 @@
 - `no corrections`: the first demonstrations only.
 
 Everything runs in simulated time in one thread per seed (`benchmarks.common.in_process_fleet`), so the arms differ in
-nothing but their data. Seeds run beside each other, one process for each core.
+nothing but their data. Seeds run beside each other, one process for each core. `--keep DIR` remembers each arm there
+when it is done, so that what was stopped goes on.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.in_process_fleet import InProcessFleet, success
-from benchmarks.common.table import Goal, Result, interval, require_simulation, run
+from benchmarks.common.keeping import keep_settings, kept, run_keeping
+from benchmarks.common.table import Goal, Result, interval, require_simulation
 from fleet.config.recipes import get_recipe
 
 HELD_OUT = 3_000_000
@@ -48,13 +51,13 @@ FULL = (CorrectionsSize("pixels", 4_000, 4_000, 20), CorrectionsSize("state", 12
 QUICK = (CorrectionsSize("state", 2_500, 600, 5, robots=2, seeds=(0,)),)
 
 
-def measure(quick: bool) -> Result:
+def measure(quick: bool, keep: Path) -> Result:
     """Three arms, each recipe, each seed."""
     sizes = QUICK if quick else FULL
     work = [(size, seed) for size in sizes for seed in size.seeds]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
-        found = dict(zip(work, pool.map(_seed, *zip(*work, strict=True)), strict=True))
+        found = dict(zip(work, pool.map(partial(_seed, keep), *zip(*work, strict=True)), strict=True))
     rows, goals, notes = [], [], []
     for size in sizes:
         means = {}
@@ -96,18 +99,20 @@ def measure(quick: bool) -> Result:
     )
 
 
-def _seed(size: CorrectionsSize, seed: int) -> dict[str, dict[str, Any]]:
+def _seed(keep: Path, size: CorrectionsSize, seed: int) -> dict[str, dict[str, Any]]:
     """All arms of one seed."""
     import torch
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.WARNING)
-    online = _arm(size, seed, "online", 0)
-    return {
-        "online": online,
-        "offline": _arm(size, seed, "offline", online["expert_steps"]),
-        "no corrections": _arm(size, seed, "no corrections", 0),
-    }
+    home = keep / f"{size.recipe}-{seed}"
+    home.mkdir(exist_ok=True)
+    keep_settings(home / "size.json", asdict(size))
+    found: dict[str, dict[str, Any]] = {}
+    for arm in ARMS:
+        expert_steps = found["online"]["expert_steps"] if arm == "offline" else 0
+        found[arm] = kept(home / f"{arm.replace(' ', '-')}.json", partial(_arm, size, seed, arm, expert_steps))
+    return found
 
 
 def _arm(size: CorrectionsSize, seed: int, arm: str, expert_steps: int) -> dict[str, Any]:
@@ -155,4 +160,4 @@ def _success(rehearsal: InProcessFleet, size: CorrectionsSize) -> float:
 
 if __name__ == "__main__":
     require_simulation()
-    sys.exit(run("corrections", measure))
+    sys.exit(run_keeping("corrections", measure))

@@ -17,12 +17,10 @@ takes, which is measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -33,7 +31,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.async_delay.statistics import shown
-from benchmarks.common.table import Goal, Result, require_simulation, run
+from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.table import Goal, Result, require_simulation
 from cloud_learner.buffer.location import BufferLocation
 from fleet.evaluation.statistics import wilson
 from hal.drivers.metaworld.dynamics import HandMotion
@@ -113,15 +112,12 @@ class Paced:
         return None if thought is None else thought.latent
 
 
-def measure(quick: bool, keep: Path | None = None) -> Result:
+def measure(quick: bool, keep: Path) -> Result:
     """Both kinds at all paces, a process for each seed."""
     size = QUICK if quick else FULL
-    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
-        root = keep or Path(directory)
-        root.mkdir(parents=True, exist_ok=True)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(len(size.seeds), os.cpu_count() or 1), mp_context=context) as pool:
-            runs = list(pool.map(_seed, [size] * len(size.seeds), size.seeds, [root] * len(size.seeds)))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(size.seeds), os.cpu_count() or 1), mp_context=context) as pool:
+        runs = list(pool.map(_seed, [size] * len(size.seeds), size.seeds, [keep] * len(size.seeds)))
     rows, means, late, idle = [], {}, {}, {}
     for kind in KINDS:
         for hz in size.paces_hz:
@@ -190,8 +186,6 @@ def _cell(kind: str, hz: float) -> str:
 def _seed(size: FastSlowSize, seed: int, root: Path) -> dict[str, list[dict[str, float]]]:
     """Every episode by cell; what is already in `root` is not measured again."""
     import torch
-
-    from benchmarks.async_delay.__main__ import keep_settings
 
     torch.set_num_threads(1)
     home = root / f"seed-{seed}"
@@ -306,10 +300,7 @@ def _act_ms(size: FastSlowSize, weights: bytes, acts: int = 200) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
     require_simulation()
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--keep", type=Path)
-    own, others = parser.parse_known_args(arguments)
-    return run("fast_slow", lambda quick: measure(quick, own.keep), others)
+    return run_keeping("fast_slow", measure, arguments)
 
 
 if __name__ == "__main__":

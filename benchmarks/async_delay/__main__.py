@@ -17,12 +17,10 @@ done in DIR, so that a run that was stopped goes on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -46,7 +44,8 @@ from benchmarks.async_delay.track import (
     track_score,
     track_spec,
 )
-from benchmarks.common.table import Goal, Result, require_simulation, run
+from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.table import Goal, Result, require_simulation
 from cloud_learner.buffer.location import BufferLocation
 from fleet.evaluation.statistics import wilson
 from hal.drivers.metaworld.dynamics import HandMotion
@@ -138,18 +137,15 @@ QUICK = (
 )
 
 
-def measure(quick: bool, keep: Path | None = None) -> Result:
+def measure(quick: bool, keep: Path) -> Result:
     """All cells, a process for each task and seed."""
     sizes = QUICK if quick else FULL
-    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
-        root = keep or Path(directory)
-        root.mkdir(parents=True, exist_ok=True)
-        # the seeds of both tasks in turn: a run that is stopped has some of everything
-        work = sorted(((size, seed) for size in sizes for seed in size.seeds), key=lambda one: one[1])
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
-            done = list(pool.map(_seed, *zip(*work, strict=True), [root] * len(work)))
-        found = dict(zip(work, done, strict=True))
+    # the seeds of both tasks in turn: a run that is stopped has some of everything
+    work = sorted(((size, seed) for size in sizes for seed in size.seeds), key=lambda one: one[1])
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+        done = list(pool.map(_seed, *zip(*work, strict=True), [keep] * len(work)))
+    found = dict(zip(work, done, strict=True))
     tables = {
         scene: _table(size, scene, [found[size, seed] for seed in size.seeds])
         for size in sizes
@@ -301,14 +297,6 @@ def _seed(size: AsyncDelaySize, seed: int, root: Path) -> dict[str, list[float]]
     return found
 
 
-def keep_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Refuse to go on in a folder where something was made in another way."""
-    text = json.dumps(settings)
-    if path.exists() and path.read_text() != text:
-        raise SystemExit(f"{path} is of a run with other settings ({path.read_text()}); choose another --keep.")
-    path.write_text(text)
-
-
 def _checkpoint(size: AsyncDelaySize, seed: int, checkpoint: str, home: Path) -> bytes:
     from benchmarks.async_delay.data import demonstrate
     from benchmarks.async_delay.policy import Training, train
@@ -381,10 +369,7 @@ def _say(size: AsyncDelaySize, seed: int, what: str, begun: float) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
     require_simulation()
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--keep", type=Path)
-    own, others = parser.parse_known_args(arguments)
-    return run("async_delay", lambda quick: measure(quick, own.keep), others)
+    return run_keeping("async_delay", measure, arguments)
 
 
 if __name__ == "__main__":

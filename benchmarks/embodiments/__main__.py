@@ -1,6 +1,6 @@
 """Do robots of two shapes learn as well in one run as each alone, and does a third that joins later need less?
 
-    python -m benchmarks.embodiments [--quick] [--json FILE] [--write]
+    python -m benchmarks.embodiments [--quick] [--keep DIR] [--json FILE] [--write]
 
 MetaWorld's arm and a Fetch arm that pushes share one network (recipe `shapes`); another Fetch arm, which measures less
 and is told in another unit how to move (`benchmarks.embodiments.lab_fetch`), joins when both have learned. All learn
@@ -11,7 +11,7 @@ from demonstrations of scripted operators in a real buffer.
   for as many updates.
 
 Training, recording and evaluating are those of `vla-fleet train` and `vla-fleet eval`; runs are beside each other, one
-process for each core.
+process for each core. `--keep` remembers each in DIR when it is done, so that what was stopped goes on.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from benchmarks.common.table import Goal, Result, interval, require_simulation, run
+from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.table import Goal, Result, interval, require_simulation
 from benchmarks.embodiments import runs
 from benchmarks.embodiments.runs import JOB, PAIR, THIRD, EmbodimentsSize
 from fleet.config.recipes import get_recipe
@@ -41,27 +42,27 @@ Outcomes: TypeAlias = Mapping[tuple[int, str, str], list[MeasuredEpisode]]
 """by seed, run and member"""
 
 
-def measure(quick: bool) -> Result:
+def measure(quick: bool, keep: Path) -> Result:
     """All runs of all seeds."""
     size = runs.QUICK if quick else runs.FULL
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
-        root, context = Path(directory), multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context, initializer=runs.begin_process) as pool:
+    keep_settings(keep / "size.json", asdict(size))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context, initializer=runs.begin_process) as pool:
 
-            def all_of(work: Callable[..., Any], arguments: Iterable[Any], what: str) -> dict[Any, Any]:
-                jobs = {one: pool.submit(work, size, one, root) for one in arguments}
-                found = {}
-                for number, (one, job) in enumerate(jobs.items(), 1):
-                    found[one] = job.result()
-                    _say(began, f"{what}: {number} of {len(jobs)}")
-                return found
+        def all_of(work: Callable[..., Any], arguments: Iterable[Any], what: str) -> dict[Any, Any]:
+            jobs = {one: pool.submit(work, size, one, keep) for one in arguments}
+            found = {}
+            for number, (one, job) in enumerate(jobs.items(), 1):
+                found[one] = job.result()
+                _say(began, f"{what}: {number} of {len(jobs)}")
+            return found
 
-            all_of(runs.record, size.seeds, "recorded")
-            first = [one for seed in size.seeds for one in runs.first_runs(size, seed)]
-            found = all_of(runs.train_and_measure, first, "both, each alone, and the third from scratch")
-            later = [one for seed in size.seeds for one in runs.later_runs(size, seed)]
-            found |= all_of(runs.train_and_measure, later, "the third joined")
+        all_of(runs.record, size.seeds, "recorded")
+        first = [one for seed in size.seeds for one in runs.first_runs(size, seed)]
+        found = all_of(runs.train_and_measure, first, "both, each alone, and the third from scratch")
+        later = [one for seed in size.seeds for one in runs.later_runs(size, seed)]
+        found |= all_of(runs.train_and_measure, later, "the third joined")
     return report(
         size, {(one.seed, one.name, name): outcomes for one, by in found.items() for name, outcomes in by.items()}
     )
@@ -138,4 +139,4 @@ def _say(began: float, text: str) -> None:
 
 if __name__ == "__main__":
     require_simulation("gymnasium_robotics")
-    sys.exit(run("embodiments", measure))
+    sys.exit(run_keeping("embodiments", measure))

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
+from benchmarks.common.keeping import kept
 from benchmarks.embodiments import lab_fetch
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe, share_policy
@@ -33,7 +36,7 @@ class EmbodimentsSize:
     demonstrations: Mapping[str, int] = field(default_factory=lambda: {FIRST: 20, SECOND: 100})
     """episodes of each of the two"""
     updates: int = 3000
-    own: tuple[int, ...] = (5, 10, 20, 40, 60)
+    own: tuple[int, ...] = (5, 10, 20, 30, 40, 60)
     """episodes of the third one"""
     own_updates: int = 800
     batch: int = 64
@@ -96,18 +99,30 @@ def begin_process() -> None:
 
 def record(size: EmbodimentsSize, seed: int, root: Path) -> None:
     """Demonstrations of all three; a snapshot for each number that the third one has."""
-    data = DataDirectory(root / f"data-{seed}")
+    place, done = root / f"data-{seed}", root / f"recorded-{seed}"
+    if done.exists():
+        return
+    shutil.rmtree(place, ignore_errors=True)
+    data = DataDirectory(place)
     for name, episodes in size.demonstrations.items():
         _show(data, name, episodes, 10_000 * seed)
     before = 0
     for own in size.own:
         _show(data, THIRD, own - before, 10_000 * seed + before, _snapshot(own))
         before = own
+    done.touch()
 
 
 def train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> dict[str, list[MeasuredEpisode]]:
-    """Outcomes by member."""
+    """Outcomes by member; `root` keeps them."""
+    path = root / f"{wanted.name}-{wanted.seed}.json"
+    found = kept(path, lambda: msgspec.to_builtins(_train_and_measure(size, wanted, root)))
+    return msgspec.convert(found, dict[str, list[MeasuredEpisode]])
+
+
+def _train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> dict[str, list[MeasuredEpisode]]:
     data, place = DataDirectory(root / f"data-{wanted.seed}"), root / f"{wanted.name}-{wanted.seed}"
+    shutil.rmtree(place, ignore_errors=True)
     if wanted.after:
         shutil.copytree(root / f"{wanted.after}-{wanted.seed}", place)
     weights, snapshot = place / "trained.safetensors", _snapshot(wanted.own) if wanted.own else ""

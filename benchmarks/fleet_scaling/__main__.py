@@ -14,12 +14,9 @@ other, one process for each core. `--keep` remembers each in DIR when it is done
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import multiprocessing
 import os
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
 from functools import partial
@@ -28,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.table import Goal, Result, end_in_order, interval, require_simulation, run
+from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.table import Goal, Result, interval, require_simulation
 from benchmarks.fleet_scaling import runs
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, kept_learning_curve, time_to_success
 from benchmarks.fleet_scaling.periods import TrainingPeriod, TrainingPeriods, kept_training_periods
@@ -41,22 +39,16 @@ PERIODS = 6.0
 """asynchronous training periods in a synchronous one that are to be"""
 
 
-def measure(quick: bool, keep: Path | None = None) -> Result:
+def measure(quick: bool, keep: Path) -> Result:
     """Training periods, then each size of fleet with each seed."""
-    from benchmarks.async_delay.__main__ import keep_settings
-
     size = runs.QUICK if quick else runs.FULL
     work = [(robots, seed) for robots in size.robots for seed in size.seeds]
-    with contextlib.ExitStack() as stack:
-        home = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla-fleet-bench-")))
-        home.mkdir(parents=True, exist_ok=True)
-        keep_settings(home / "size.json", asdict(size))
-        context = multiprocessing.get_context("spawn")
-        cores = os.cpu_count() or 1
-        pool = stack.enter_context(ProcessPoolExecutor(cores, mp_context=context, initializer=runs.begin_process))
+    keep_settings(keep / "size.json", asdict(size))
+    context, cores = multiprocessing.get_context("spawn"), os.cpu_count() or 1
+    with ProcessPoolExecutor(cores, mp_context=context, initializer=runs.begin_process) as pool:
         # alone, for what is timed is the machine's speed
-        periods = pool.submit(kept_training_periods, size, home).result()
-        make = partial(kept_learning_curve, size, home)
+        periods = pool.submit(kept_training_periods, size, keep).result()
+        make = partial(kept_learning_curve, size, keep)
         curves = dict(zip(work, pool.map(make, *zip(*work, strict=True)), strict=True))
     return report(size, curves, periods)
 
@@ -204,11 +196,7 @@ def _period_notes(size: ScalingSize, periods: list[TrainingPeriods]) -> list[str
 def main(arguments: list[str] | None = None) -> int:
     """See the head of this file."""
     require_simulation()
-    end_in_order()
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--keep", type=Path)
-    own, others = parser.parse_known_args(arguments)
-    return run("fleet_scaling", lambda quick: measure(quick, own.keep), others)
+    return run_keeping("fleet_scaling", measure, arguments)
 
 
 if __name__ == "__main__":

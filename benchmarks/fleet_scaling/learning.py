@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.in_process_fleet import success
-from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet
+from benchmarks.common.keeping import kept
+from benchmarks.fleet_scaling.runs import ScalingSize, make_recipe, pretrained_fleet
 from fleet.config.recipe import Recipe
 
 HELD_OUT = 3_000_000

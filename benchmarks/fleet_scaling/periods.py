@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.in_process_fleet import InProcessFleet
-from benchmarks.fleet_scaling.runs import ScalingSize, kept, make_recipe, pretrained_fleet
+from benchmarks.common.keeping import kept
+from benchmarks.fleet_scaling.runs import ScalingSize, make_recipe, pretrained_fleet
 from fleet.config.recipe import Recipe
 
 _ROUNDS = 20_000

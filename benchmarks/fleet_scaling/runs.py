@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from fleet.config.recipe import Recipe
@@ -73,12 +71,3 @@ def pretrained_fleet(recipe: Recipe, robots: int, seed: int) -> Iterator[InProce
             yield fleet
         finally:
             fleet.close()
-
-
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """What JSON `path` holds; if it is not there, what `make` gives, which is then put there, whole or not at all."""
-    if not path.exists():
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(make()))
-        part.replace(path)
-    return json.loads(path.read_text())

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
+from benchmarks.common.keeping import kept
 from benchmarks.common.table import Result, render
 from benchmarks.fleet_scaling import learning
 from benchmarks.fleet_scaling import periods as periods_module
 from benchmarks.fleet_scaling.__main__ import report, speedup
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, learning_curve, time_to_success
 from benchmarks.fleet_scaling.periods import TrainingPeriod, TrainingPeriods, training_periods
-from benchmarks.fleet_scaling.runs import FULL, QUICK, ScalingSize, kept, make_recipe
+from benchmarks.fleet_scaling.runs import FULL, QUICK, ScalingSize, make_recipe
 from fleet.config.recipe import Recipe
 
 torch = pytest.importorskip("torch")

@@ -78,12 +78,14 @@ def test_a_module_in_a_room_is_named_as_it_is_run(
 
 
 @pytest.mark.slow
-def test_the_corrections_benchmark_measures_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corrections_benchmark_measures_all_arms_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import corrections
 
     size = corrections.CorrectionsSize("fake", 60, 160, 1, robots=1, seeds=(0,))
     monkeypatch.setattr(corrections, "QUICK", (size,))
-    found = corrections._seed(size, 0)
+    found = corrections._seed(tmp_path, size, 0)
     assert set(found) == set(corrections.ARMS)
     assert found["offline"]["expert_steps"] >= found["online"]["expert_steps"] > found["no corrections"]["expert_steps"]
+    monkeypatch.setattr(corrections, "_arm", lambda *arguments: pytest.fail("what is kept is measured again"))
+    assert corrections._seed(tmp_path, size, 0) == found
     assert all(0.0 <= one["success"] <= 1.0 for one in found.values())
