@@ -11,11 +11,12 @@ import pytest
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from benchmarks.common.keeping import kept
+from benchmarks.common.learning_curve import LearningPoint
 from benchmarks.common.table import Result, render
 from benchmarks.fleet_scaling import learning
 from benchmarks.fleet_scaling import periods as periods_module
 from benchmarks.fleet_scaling.__main__ import report, speedup
-from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, learning_curve, time_to_success
+from benchmarks.fleet_scaling.learning import TimeToSuccess, learning_curve, time_to_success
 from benchmarks.fleet_scaling.periods import TrainingPeriod, TrainingPeriods, training_periods
 from benchmarks.fleet_scaling.runs import FULL, QUICK, ScalingSize, make_recipe
 from fleet.config.recipe import Recipe
@@ -37,7 +38,10 @@ def _one_thread() -> Iterator[None]:
 
 def curve(*successes: float, robots: int = 1) -> list[LearningPoint]:
     """A measurement every 100 robot steps, at 10 Hz."""
-    return [LearningPoint(10.0 * n / robots, one, 100.0 * n, 50.0 * n, 3.0 * n) for n, one in enumerate(successes)]
+    return [
+        LearningPoint(10.0 * n / robots, one, 100.0 * n, 50.0 * n, 20.0 * n, 3.0 * n, {})
+        for n, one in enumerate(successes)
+    ]
 
 
 def reports(one: list[LearningPoint], four: list[LearningPoint], periods: list[TrainingPeriod]) -> Result:
@@ -47,7 +51,7 @@ def reports(one: list[LearningPoint], four: list[LearningPoint], periods: list[T
 
 def test_time_is_interpolated_between_the_last_below_and_the_first_above() -> None:
     found = time_to_success(curve(0.2, 0.4, 0.6, 1.0), 0.7)
-    assert found.point == LearningPoint(22.5, pytest.approx(0.7), 225.0, 112.5, 6.75)
+    assert found.point == LearningPoint(22.5, pytest.approx(0.7), 225.0, 112.5, 45.0, 6.75, {})
     assert not found.censored and str(found) == "22.5"
     assert time_to_success(curve(0.2, 0.9, 0.3, 0.9), 0.9).point.robot_s == 10.0, "the first one counts"
     assert time_to_success(curve(0.9), 0.8).point.robot_s == 0.0
@@ -61,7 +65,7 @@ def test_a_run_without_success_is_censored_at_its_end() -> None:
 
 def test_a_fleet_is_compared_by_mean_times() -> None:
     def times(*seconds: float) -> list[TimeToSuccess]:
-        return [TimeToSuccess(LearningPoint(one, 0.8, 0, 0, 0), censored=False) for one in seconds]
+        return [TimeToSuccess(LearningPoint(one, 0.8, 0, 0, 0, 0, {}), censored=False) for one in seconds]
 
     assert speedup(times(30.0, 90.0), times(10.0, 20.0)) == (4.0, [3.0, 4.5])
 
