@@ -10,11 +10,9 @@ import pytest
 
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.training.embodiment_mix import EmbodimentMix, MixMember
-from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
+from tests.cloud_learner.buffer.loading.memory_buffer import SHAPES, record, shape_buffers
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, same
 from wire.errors import InvalidDataError
-
-SPECS = {"arm": robot([(8, 8, 20.0)]), "base": robot([]), "hand": robot([(16, 8, 40.0)])}
 
 
 class Waits:
@@ -23,7 +21,7 @@ class Waits:
     complete = False
 
 
-def mixed(buffers, names=tuple(SPECS), waits=None, **options):
+def mixed(buffers, names=tuple(SHAPES), waits=None, **options):
     members = {}
     for name in names:
         buffer = buffers[name]
@@ -34,11 +32,7 @@ def mixed(buffers, names=tuple(SPECS), waits=None, **options):
 
 @pytest.fixture
 def buffers():
-    found = {name: MemoryBuffer(spec) for name, spec in SPECS.items()}
-    for number, (name, buffer) in enumerate(found.items()):
-        if name != "hand":
-            buffer.add(*record(buffer.robot, f"{name}-e", [20, 20], number))
-    return found
+    return shape_buffers()
 
 
 def joined(mix):
@@ -55,20 +49,20 @@ def test_who_has_data_and_demonstrations_takes_part(buffers):
     mix.refresh()
     assert mix.eligible_steps == 0, "nobody has joined"
     examples = mix.pop_newcomer()
-    assert examples.spec == SPECS["arm"] and examples.states.shape[1] == SPECS["arm"].state_dim
+    assert examples.spec == SHAPES["arm"] and examples.states.shape[1] == SHAPES["arm"].state_dim
     assert mix.pop_newcomer() is None
     assert (mix.joined, mix.batches_per_update) == (["arm"], 1)
     assert mix.eligible_steps == mix.datasets["arm"].eligible_steps > 0
-    assert {mix.next()["spec_hash"] for _ in range(3)} == {SPECS["arm"].hash}
+    assert {mix.next()["spec_hash"] for _ in range(3)} == {SHAPES["arm"].hash}
     waits["base"].complete = True
     buffers["hand"].add(*record(buffers["hand"].robot, "hand-e", [20], 9))
     mix.refresh()
-    assert joined(mix) == [SPECS["base"], SPECS["hand"]]
+    assert joined(mix) == [SHAPES["base"], SHAPES["hand"]]
     assert mix.batches_per_update == 3
     turns = Counter(mix.next()["spec_hash"] for _ in range(30))
     assert set(turns.values()) == {10}
     batches = [mix.next() for _ in range(3)]
-    assert {one["spec_hash"] for one in batches} == {spec.hash for spec in SPECS.values()}, "one of each in an update"
+    assert {one["spec_hash"] for one in batches} == {spec.hash for spec in SHAPES.values()}, "one of each in an update"
 
 
 def test_who_joined_is_said_to_have_learned_after_so_many_batches(buffers):
@@ -79,7 +73,7 @@ def test_who_joined_is_said_to_have_learned_after_so_many_batches(buffers):
     mix.next(), mix.next()
     assert told == []
     mix.next(), mix.next()
-    assert sorted(told) == sorted([SPECS["arm"].hash, SPECS["base"].hash])
+    assert sorted(told) == sorted([SHAPES["arm"].hash, SHAPES["base"].hash])
     mix.next()
     assert len(told) == 2
 
@@ -124,8 +118,8 @@ def test_a_member_may_be_added_to_a_run_and_none_taken_away(buffers):
     more = mixed(buffers)
     assert more.restore(state)
     more.refresh()
-    assert joined(more) == [SPECS["hand"]]
-    assert {more.next()["spec_hash"] for _ in range(6)} == {spec.hash for spec in SPECS.values()}
+    assert joined(more) == [SHAPES["hand"]]
+    assert {more.next()["spec_hash"] for _ in range(6)} == {spec.hash for spec in SHAPES.values()}
     with pytest.raises(InvalidDataError, match=r"also of \['base'\]; there are \['arm'\]"):
         mixed(buffers, ("arm",)).restore(state)
     with pytest.raises(InvalidDataError, match="cannot be read"):

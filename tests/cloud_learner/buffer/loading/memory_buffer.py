@@ -370,3 +370,16 @@ class ChaosSampler:
             if offsets:
                 found[s] = offsets
         return found
+
+
+SHAPES = {"arm": robot([(8, 8, 20.0)]), "base": robot([]), "hand": robot([(16, 8, 40.0)])}
+"""robots of three shapes"""
+
+
+def shape_buffers() -> dict[str, MemoryBuffer]:
+    """One of each; what the hand has done is not there yet."""
+    found = {name: MemoryBuffer(spec) for name, spec in SHAPES.items()}
+    for number, (name, buffer) in enumerate(found.items()):
+        if name != "hand":
+            buffer.add(*record(buffer.robot, f"{name}-e", [20, 20], number))
+    return found

@@ -10,11 +10,10 @@ import pytest
 
 from cloud_learner.buffer.loading.dataset import ReplayDataset
 from cloud_learner.buffer.loading.mixture import DatasetMixture
-from tests.cloud_learner.buffer.loading.memory_buffer import MemoryBuffer, record, robot
+from tests.cloud_learner.buffer.loading.memory_buffer import SHAPES, record, shape_buffers
 from tests.cloud_learner.buffer.loading.test_dataset import config, copied, same
 from wire.errors import ConfigError, InvalidDataError
 
-SPECS = {"arm": robot([(8, 8, 20.0)]), "base": robot([]), "hand": robot([(16, 8, 40.0)])}
 SHARES = {"arm": 0.5, "base": 0.2, "hand": 0.3}
 
 
@@ -25,11 +24,7 @@ def mixture(buffers):
 
 @pytest.fixture
 def buffers():
-    found = {name: MemoryBuffer(spec) for name, spec in SPECS.items()}
-    for number, (name, buffer) in enumerate(found.items()):
-        if name != "hand":
-            buffer.add(*record(buffer.robot, f"{name}-e", [20, 20], number))
-    return found
+    return shape_buffers()
 
 
 def test_each_robot_gets_its_share_of_the_batches_and_its_own_shapes(buffers):
@@ -50,7 +45,7 @@ def test_each_robot_gets_its_share_of_the_batches_and_its_own_shapes(buffers):
         name, batch = mixed.next()
         names[name] += 1
         assert {c: i.shape[1:3] for c, i in batch["images"].items()} == {
-            camera.name: (camera.height, camera.width) for camera in SPECS[name].cameras
+            camera.name: (camera.height, camera.width) for camera in SHAPES[name].cameras
         }
     assert all(abs(names[name] - 100 * share) <= 1 for name, share in SHARES.items())
     assert mixed.shares == pytest.approx(SHARES)
@@ -74,7 +69,7 @@ def test_a_mixture_goes_on_where_it_stopped(buffers):
 
 
 def test_shares_that_cannot_be_are_refused(buffers):
-    dataset = ReplayDataset(buffers["arm"], buffers["arm"], SPECS["arm"], config())
+    dataset = ReplayDataset(buffers["arm"], buffers["arm"], SHAPES["arm"], config())
     for datasets, shares in (({}, {}), ({"arm": dataset}, {"base": 1.0}), ({"arm": dataset}, {"arm": math.nan})):
         with pytest.raises(ConfigError, match="mixture: shares"):
             DatasetMixture(datasets, shares)
