@@ -12,11 +12,8 @@ when it is done, so that what was stopped goes on.
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ import numpy as np
 
 from benchmarks.common.in_process_fleet import InProcessFleet, success
 from benchmarks.common.keeping import keep_settings, kept, run_keeping
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation
 from fleet.config.recipes import get_recipe
 
@@ -55,8 +53,7 @@ def measure(quick: bool, keep: Path) -> Result:
     """Three arms, each recipe, each seed."""
     sizes = QUICK if quick else FULL
     work = [(size, seed) for size in sizes for seed in size.seeds]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+    with process_pool(len(work)) as pool:
         found = dict(zip(work, pool.map(partial(_seed, keep), *zip(*work, strict=True)), strict=True))
     rows, goals, notes = [], [], []
     for size in sizes:

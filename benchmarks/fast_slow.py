@@ -18,11 +18,8 @@ takes, which is measured.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
@@ -32,6 +29,7 @@ import numpy as np
 
 from benchmarks.async_delay.statistics import shown
 from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, require_simulation
 from cloud_learner.buffer.location import BufferLocation
 from fleet.evaluation.statistics import wilson
@@ -115,8 +113,7 @@ class Paced:
 def measure(quick: bool, keep: Path) -> Result:
     """Both kinds at all paces, a process for each seed."""
     size = QUICK if quick else FULL
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(size.seeds), os.cpu_count() or 1), mp_context=context) as pool:
+    with process_pool(len(size.seeds)) as pool:
         runs = list(pool.map(_seed, [size] * len(size.seeds), size.seeds, [keep] * len(size.seeds)))
     rows, means, late, idle = [], {}, {}, {}
     for kind in KINDS:

@@ -17,13 +17,10 @@ late and rolls its state forward.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +30,7 @@ import numpy as np
 
 from benchmarks.common.cpu import Others
 from benchmarks.common.in_process_fleet import InProcessFleet, success
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation, run
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.buffer.loading.config import DatasetConfig
@@ -107,8 +105,7 @@ def compare(size: PackingSize) -> Result:
     steps = {arm: max(1, round(size.train_s / times[chosen][arm.name])) for arm in arms(size.images, chosen)}
     fewest = min(steps.values())
     work = [(size, seed, arm, (fewest, last)) for seed in size.seeds for arm, last in steps.items()]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+    with process_pool(len(work)) as pool:
         found = list(pool.map(train, *zip(*work, strict=True)))
     rows = []
     for arm, last in steps.items():

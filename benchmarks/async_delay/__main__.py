@@ -18,11 +18,8 @@ done in DIR, so that a run that was stopped goes on.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +42,7 @@ from benchmarks.async_delay.track import (
     track_spec,
 )
 from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, require_simulation
 from cloud_learner.buffer.location import BufferLocation
 from fleet.evaluation.statistics import wilson
@@ -142,8 +140,7 @@ def measure(quick: bool, keep: Path) -> Result:
     sizes = QUICK if quick else FULL
     # the seeds of both tasks in turn: a run that is stopped has some of everything
     work = sorted(((size, seed) for size in sizes for seed in size.seeds), key=lambda one: one[1])
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+    with process_pool(len(work)) as pool:
         done = list(pool.map(_seed, *zip(*work, strict=True), [keep] * len(work)))
     found = dict(zip(work, done, strict=True))
     tables = {

@@ -16,12 +16,9 @@ process for each core. `--keep` remembers each in DIR when it is done, so that w
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation
 from benchmarks.embodiments import runs
 from benchmarks.embodiments.runs import JOB, PAIR, THIRD, EmbodimentsSize
@@ -47,8 +45,7 @@ def measure(quick: bool, keep: Path) -> Result:
     size = runs.QUICK if quick else runs.FULL
     began = time.monotonic()
     keep_settings(keep / "size.json", asdict(size))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context, initializer=runs.begin_process) as pool:
+    with process_pool(len(size.seeds) * len(size.own), runs.begin_process) as pool:
 
         def all_of(work: Callable[..., Any], arguments: Iterable[Any], what: str) -> dict[Any, Any]:
             jobs = {one: pool.submit(work, size, one, keep) for one in arguments}

@@ -14,10 +14,7 @@ other, one process for each core. `--keep` remembers each in DIR when it is done
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -26,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.keeping import keep_settings, run_keeping
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation
 from benchmarks.fleet_scaling import runs
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, kept_learning_curve, time_to_success
@@ -44,8 +42,7 @@ def measure(quick: bool, keep: Path) -> Result:
     size = runs.QUICK if quick else runs.FULL
     work = [(robots, seed) for robots in size.robots for seed in size.seeds]
     keep_settings(keep / "size.json", asdict(size))
-    context, cores = multiprocessing.get_context("spawn"), os.cpu_count() or 1
-    with ProcessPoolExecutor(cores, mp_context=context, initializer=runs.begin_process) as pool:
+    with process_pool(len(work), runs.begin_process) as pool:
         # alone, for what is timed is the machine's speed
         periods = pool.submit(kept_training_periods, size, keep).result()
         make = partial(kept_learning_curve, size, keep)

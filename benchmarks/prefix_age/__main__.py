@@ -19,18 +19,16 @@ operator wants in the same state; on target is the share of ticks within 3 cm of
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require, run
 from benchmarks.prefix_age.scene import INSTRUCTIONS, MOVING, NEAR_M, SPEC, STILL, Demonstrations, Square, demonstrate
 
@@ -268,12 +266,8 @@ def _cell(way: str, age: int, task: str) -> str:
 def measure(quick: bool) -> Result:
     """All ways at all ages, a process for each seed."""
     size = QUICK if quick else FULL
-    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(len(size.seeds), os.cpu_count() or 1), mp_context=context) as pool:
-            runs = list(
-                pool.map(seed_results, [size] * len(size.seeds), size.seeds, [Path(directory)] * len(size.seeds))
-            )
+    with tempfile.TemporaryDirectory(prefix="vla-fleet-bench-") as directory, process_pool(len(size.seeds)) as pool:
+        runs = list(pool.map(seed_results, [size] * len(size.seeds), size.seeds, [Path(directory)] * len(size.seeds)))
     return report(size, runs)
 
 

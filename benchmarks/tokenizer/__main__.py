@@ -17,18 +17,16 @@ Errors are shares of each dimension's range, which is from the 1 % to the 99 % q
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require, run
 from benchmarks.tokenizer import data
 from benchmarks.tokenizer.bins import Bins
@@ -173,8 +171,7 @@ def compare(size: TokenizerSize) -> Result:
         (size, which, seed, None) for which in range(len(ROBOTS)) for seed in size.seeds
     ]
     work += [(size, usual, seed, jitter) for jitter in size.jitters for seed in size.seeds]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=context) as pool:
+    with process_pool(len(work)) as pool:
         done = list(pool.map(one_seed, *zip(*work, strict=True)))
     found: dict[tuple[int, float | None], dict[str, list[TokenizerTrial]]] = {}
     for (_, which, _, jitter), one in zip(work, done, strict=True):
