@@ -69,11 +69,12 @@ def of_each_step(values: object, shape: tuple[int, int]) -> np.ndarray:
 class OutcomeNotices:
     """Says, once, what keeps good from being told from bad in what this process has drawn."""
 
-    def __init__(self, algorithm: str, when_all_fail: str) -> None:
-        """`when_all_fail`: what is made of steps of the policy's own then."""
+    def __init__(self, algorithm: str, when_all_fail: str, when_all_succeed: str = "") -> None:
+        """What is made then of steps of the policy's own; nothing is said where that is empty."""
         self.counts: Counter[str] = Counter()
         """steps drawn"""
-        self._who, self._when_all_fail = f"algorithm '{algorithm}'", when_all_fail
+        self._who = f"algorithm '{algorithm}'"
+        self._when_all_fail, self._when_all_succeed = when_all_fail, when_all_succeed
         self._said: set[str] = set()
 
     def note(self, steps: StepOutcomes) -> None:
@@ -94,6 +95,11 @@ class OutcomeNotices:
             self.say(
                 "no step of the policy's own drawn so far is of an episode that succeeded: "
                 f"{self._when_all_fail} until one does."
+            )
+        if self._when_all_succeed and counts["own"] >= NOTICED_STEPS and counts["own"] == counts["own_succeeded"]:
+            self.say(
+                "every step of the policy's own drawn so far is of an episode that succeeded: "
+                f"{self._when_all_succeed} until one fails."
             )
 
     def say(self, text: str, detail: object = "") -> None:

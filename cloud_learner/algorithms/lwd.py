@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from cloud_learner.algorithms.hg_dagger import repeat_steps
 from cloud_learner.algorithms.interface import (
     POLICY,
     Algorithm,
@@ -83,9 +84,9 @@ class Lwd(AlgorithmConfig):
     """how often a step by which a person brought the robot back is drawn; 0: no window begins there"""
     flow_steps: int = 5
     """flow times at which the policy is moved; best as many as it acts with, or a multiple"""
-    matched: int = 32
-    """steps of a batch from which it is moved"""
-    critic_width: int = 256
+    matched: int = 16
+    """steps of a batch from which it is moved: most of what an update costs"""
+    critic_width: int = 128
     """hidden units of the critic's networks"""
     critic_rate: float = 1.0
     """its learning rate, times the training's"""
@@ -159,29 +160,34 @@ class LwdUpdates(Algorithm):
         }
         self._flow: Any = policy
         """the policy, as what `Lwd.make` has found it to be"""
-        self.notices = OutcomeNotices(config.name, when_all_fail="what it did counts as worth nothing")
+        self.notices = OutcomeNotices(
+            config.name,
+            when_all_fail="what it did counts as worth nothing",
+            when_all_succeed="actions differ only by how soon they lead there",
+        )
 
     @property
     def networks(self) -> Mapping[str, TrainedNetwork]:
         return self._networks
 
     def update(self, step: UpdateStep) -> Metrics:
-        """One step of the critic, one of the reference and one of the policy, of the same batch."""
+        """One step of the critic, one of the policy and one of the reference, of the same batch."""
         batch = step.draw()
         warm = int(self.critic.learned) >= self._config.warmup
         self._align_reference(step, warm)
         steps = read_outcomes(batch, (len(batch["outcome"]), 1))
         self.notices.note(steps)
         metrics = {"own_share": float((steps.own & steps.known).mean())}
-        guided = self._learn_values(step, batch, steps, metrics) and warm
-        matching = self._match(step, batch, metrics) if guided else None
+        features = self.features(step, batch)
+        guided = self._learn_values(step, batch, features, steps, metrics) and warm and self._sound(metrics)
+        matching = self._match(step, batch, features, metrics) if guided else None
         people = np.flatnonzero(~steps.own)
         taught = select_rows(batch, people) if len(people) else None
+        self._improve(step, taught, matching, metrics)
         if taught is not None and warm:
             metrics["reference_loss"] = step.descend(
                 _REFERENCE, lambda: self._flow.sample_losses(taught, self.reference).mean()
             )
-        self._improve(step, taught, matching, metrics)
         return metrics
 
     def _improve(
@@ -219,12 +225,21 @@ class LwdUpdates(Algorithm):
 
     # --- the critic -----------------------------------------------------------------------------------------------
 
-    def _learn_values(self, step: UpdateStep, batch: Batch, steps: StepOutcomes, metrics: Metrics) -> bool:
-        """One step of the critic; whether what it says can be."""
+    def features(self, step: UpdateStep, batch: Batch) -> torch.Tensor:
+        """float32[b, w]: what the critic reads, by the reference's average."""
         import torch
 
         with torch.no_grad():
-            usable, chunks = self.judge(step, batch, steps)
+            return self._flow.features(batch, step.average(_REFERENCE)).float().flatten(0, 1)
+
+    def _learn_values(
+        self, step: UpdateStep, batch: Batch, features: torch.Tensor, steps: StepOutcomes, metrics: Metrics
+    ) -> bool:
+        """One step of the critic; whether it could be made."""
+        import torch
+
+        with torch.no_grad():
+            usable, chunks = self.judge(step, batch, features, steps)
         if not len(chunks.targets):
             return True
         said: list[torch.Tensor] = []
@@ -235,6 +250,8 @@ class LwdUpdates(Algorithm):
             return self.critic.value.loss(chunks.features, chunks.lowest) + (q - chunks.targets).square().mean(1).sum()
 
         try:
+            if not bool((chunks.targets + chunks.lowest).isfinite().all()):
+                raise InvalidDataError("what a chunk led to is no number: look for bad values in the newest data.")
             metrics["critic_loss"] = step.descend(_CRITIC, loss)
         except InvalidDataError as error:
             self.notices.say("the critic could not learn; the policy imitates without it until it can.", error)
@@ -242,29 +259,37 @@ class LwdUpdates(Algorithm):
         if (steps.own & usable).any():
             self.critic.learned += 1
         q = said[-1]
-        metrics["q"], metrics["q_error"] = q.mean().item(), (q - chunks.targets).abs().mean().item()
-        if not bool(((q - q.clamp(0.0, 1.0)).abs() < _FARTHEST).all()):
-            self.notices.say(
-                "the critic says of actions what cannot be; the policy imitates without it until it says what can. If "
-                "that lasts, set algorithm.critic_rate to less.",
-                f"{q.min():.3g} to {q.max():.3g} instead of 0 to 1",
-            )
-            return False
+        metrics["q_error"] = (q - chunks.targets).abs().mean().item()
+        metrics["q_least"], metrics["q_most"] = q.min().item(), q.max().item()
         return True
 
-    def judge(self, step: UpdateStep, batch: Batch, steps: StepOutcomes) -> tuple[np.ndarray, JudgedChunks]:
+    def _sound(self, metrics: Metrics) -> bool:
+        """Whether what the critic says of the batch can be."""
+        least, most = metrics.get("q_least", 0.0), metrics.get("q_most", 0.0)
+        if -_FARTHEST < least and most < 1.0 + _FARTHEST:
+            return True
+        self.notices.say(
+            "the critic says of actions what cannot be; the policy imitates without it until it says what can. If "
+            "that lasts, set algorithm.critic_rate to less.",
+            f"{least:.3g} to {most:.3g} instead of 0 to 1",
+        )
+        return False
+
+    def judge(
+        self, step: UpdateStep, batch: Batch, features: torch.Tensor, steps: StepOutcomes
+    ) -> tuple[np.ndarray, JudgedChunks]:
         """(bool[b] chunks of which it is known what came next, these chunks)"""
         import torch
 
         from cloud_learner.algorithms.chunk_critic import td_targets
 
-        config, reference, critic = self._config, step.average(_REFERENCE), step.average(_CRITIC)
+        config, critic = self._config, step.average(_CRITIC)
         ends = (steps.ticks_to_end >= 0) & (steps.ticks_to_end < config.n_step)
         next_ticks = np.asarray(batch["next_ticks"]).reshape(ends.shape)
         usable = np.where(ends, steps.known, next_ticks > 0)
         own_state = np.asarray(batch["next_state"])
         later = batch | {"state": own_state, "images": batch["next_images"], "seen_state": own_state}
-        features, next_features = (self._flow.features(one, reference).float().flatten(0, 1) for one in (batch, later))
+        next_features = self.features(step, later)
         actions = self._judged(self._flow.flow_actions(batch)).flatten(0, 1)
 
         def tensor(array: np.ndarray) -> torch.Tensor:
@@ -285,31 +310,34 @@ class LwdUpdates(Algorithm):
 
     # --- the policy -----------------------------------------------------------------------------------------------
 
-    def _match(self, step: UpdateStep, batch: Batch, metrics: Metrics) -> Callable[[], torch.Tensor] | None:
+    def _match(
+        self, step: UpdateStep, batch: Batch, features: torch.Tensor, metrics: Metrics
+    ) -> Callable[[], torch.Tensor] | None:
         """The loss that moves the policy towards what the critic values; None where that has no gradient."""
         import torch
 
         from cloud_learner.algorithms.adjoint_matching import lean_adjoints, matching_loss, sample_paths
 
         flow, config, reference = self._flow, self._config, step.average(_REFERENCE)
-        chosen = step.rng.permutation(len(batch["outcome"]))[: config.matched]
+        chosen = step.rng.permutation(len(features))[: config.matched]
         # a policy that is told acts as if told so
         some = select_rows(batch, chosen) | {"advantage": np.full(len(chosen), GOOD)}
         with torch.no_grad():
             given, given_reference = flow.conditioning(some), flow.conditioning(some, reference)
-            features = flow.features(some, reference).float()
+            at_once = flow.conditioning(repeat_steps(some, config.flow_steps))
         with step.random():
             noise = torch.randn(len(chosen), 1, math.prod(flow.flow_shape), device=features.device)
             points, end = sample_paths(partial(flow.velocity, given), noise, config.flow_steps)
-        at_end = self.pull(step, features, end)
+        at_end = self.pull(step, features[torch.from_numpy(chosen).to(features.device)][:, None], end)
         size = at_end.square().mean().sqrt().item()
         if not math.isfinite(size):
             self.notices.say("what the critic says of actions has no gradient; the policy imitates without it.")
             return None
         metrics["pull"] = size
         along = partial(flow.velocity, given_reference, module=reference)
-        adjoints, velocities = lean_adjoints(along, points, at_end)
-        return lambda: matching_loss(partial(flow.velocity, given), points, adjoints, velocities)
+        # one step behind each image, which are all flow times at once for the loss
+        path = [one[:, :, 0] for one in (points, *lean_adjoints(along, points, at_end))]
+        return lambda: matching_loss(partial(flow.velocity, at_once), *path)
 
     def pull(self, step: UpdateStep, features: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """float32[..., H * da]: minus the gradient of the average critic's Q over the temperature, at actions `end`.
