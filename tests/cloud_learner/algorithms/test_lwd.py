@@ -47,17 +47,21 @@ def drawn(seed: int, images: int = IMAGES, **changes: object) -> dict[str, objec
     rng = np.random.default_rng(seed)
     grouped = example_batch(SPEC, 4, seed, images=images, steps=1)
     each = ("state", "actions", "mask", "ahead", "frame_age", "later_state", "later_index")
-    return grouped | {name: grouped[name][:, 0] for name in each} | {
-        "task": rng.integers(0, 2, images),
-        "outcome": rng.choice([SUCCESS, FAILURE], images).astype(np.int8),
-        "online": np.ones(images, bool),
-        "actor": rng.choice([POLICY, POLICY, HUMAN], images).astype(np.uint8),
-        "ticks_to_end": rng.integers(0, 12, images),
-        "next_state": rng.normal(0, 0.5, (images, 2)).astype(np.float32),
-        "next_images": {name: frames[::-1].copy() for name, frames in grouped["images"].items()},
-        "next_ticks": rng.integers(1, N_STEP + 1, images),
-        **changes,
-    }
+    return (
+        grouped
+        | {name: grouped[name][:, 0] for name in each}
+        | {
+            "task": rng.integers(0, 2, images),
+            "outcome": rng.choice([SUCCESS, FAILURE], images).astype(np.int8),
+            "online": np.ones(images, bool),
+            "actor": rng.choice([POLICY, POLICY, HUMAN], images).astype(np.uint8),
+            "ticks_to_end": rng.integers(0, 12, images),
+            "next_state": rng.normal(0, 0.5, (images, 2)).astype(np.float32),
+            "next_images": {name: frames[::-1].copy() for name, frames in grouped["images"].items()},
+            "next_ticks": rng.integers(1, N_STEP + 1, images),
+            **changes,
+        }
+    )
 
 
 def learner(seed: int = 0, training: TrainingConfig = TRAINING, net: object = NET, **settings: object) -> Learner:
@@ -135,7 +139,9 @@ def test_the_critic_learns_of_a_chunk_what_a_loop_over_the_batch_says() -> None:
         with torch.no_grad():
             features = policy.features(one, reference)[0]
             chunk = torch.from_numpy(actions[:N_STEP].reshape(1, -1))
-            lowest = min(critic.first(torch.cat([features, chunk], -1)), critic.second(torch.cat([features, chunk], -1)))
+            lowest = min(
+                critic.first(torch.cat([features, chunk], -1)), critic.second(torch.cat([features, chunk], -1))
+            )
         expected.append((target, lowest.item()))
         rows.append(i)
     assert np.flatnonzero(usable).tolist() == rows and 10 < len(rows) < 38
@@ -233,7 +239,9 @@ def test_the_pull_is_towards_what_q_says_and_never_out_of_range() -> None:
 def test_the_pull_is_bounded() -> None:
     subject = learner(temperature=1e-6, largest_pull=0.5)
     run(subject, 0, 4)
-    found = subject.algorithm.pull(step_of(subject), torch.randn(5, 1, subject.policy.feature_width), torch.zeros(5, 1, 8))
+    found = subject.algorithm.pull(
+        step_of(subject), torch.randn(5, 1, subject.policy.feature_width), torch.zeros(5, 1, 8)
+    )
     torch.testing.assert_close(found.square().mean(-1).sqrt(), torch.full((5, 1), 0.5))
 
 
