@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -266,7 +266,7 @@ class LwdUpdates(Algorithm):
     def _sound(self, metrics: Metrics) -> bool:
         """Whether what the critic says of the batch can be."""
         least, most = metrics.get("q_least", 0.0), metrics.get("q_most", 0.0)
-        if -_FARTHEST < least and most < 1.0 + _FARTHEST:
+        if max(-least, most - 1.0) < _FARTHEST:
             return True
         self.notices.say(
             "the critic says of actions what cannot be; the policy imitates without it until it says what can. If "
@@ -283,7 +283,7 @@ class LwdUpdates(Algorithm):
 
         from cloud_learner.algorithms.chunk_critic import td_targets
 
-        config, critic = self._config, step.average(_CRITIC)
+        config, critic = self._config, cast("ChunkCritic", step.average(_CRITIC))
         ends = (steps.ticks_to_end >= 0) & (steps.ticks_to_end < config.n_step)
         next_ticks = np.asarray(batch["next_ticks"]).reshape(ends.shape)
         usable = np.where(ends, steps.known, next_ticks > 0)
@@ -346,7 +346,7 @@ class LwdUpdates(Algorithm):
         """
         import torch
 
-        critic, config = step.average(_CRITIC), self._config
+        critic, config = cast("ChunkCritic", step.average(_CRITIC)), self._config
         with torch.enable_grad():
             actions = end.clamp(-1.0, 1.0).requires_grad_()
             q = critic.q(features, self._judged(actions))
