@@ -23,6 +23,7 @@ from policies.conformance.data import example_batch, example_observation
 from policies.flow.policy import FlowPolicy
 from policies.flow.shared.config import SharedConfig
 from policies.flow.shared.policy import SharedFlowPolicy
+from policies.interface.capabilities import GOOD
 from policies.tokens.policy import TokenPolicy
 from tests.cloud_learner.training.batches import Batches
 from tests.cloud_learner.training.test_learner import NET, SPEC
@@ -52,6 +53,7 @@ def drawn(seed: int, images: int = IMAGES, **changes: object) -> dict[str, objec
         | {name: grouped[name][:, 0] for name in each}
         | {
             "task": rng.integers(0, 2, images),
+            "tick": np.arange(images),
             "outcome": rng.choice([SUCCESS, FAILURE], images).astype(np.int8),
             "online": np.ones(images, bool),
             "actor": rng.choice([POLICY, POLICY, HUMAN], images).astype(np.uint8),
@@ -211,6 +213,32 @@ def test_then_the_policy_follows_the_critic_and_the_reference_people_alone() -> 
     assert 0 < found[0]["pull"] < found[1]["pull"] <= 1.0 + 1e-6
     assert found[0]["reference_loss"] > 0 and found[0]["matching_loss"] > 0
     assert plain.networks.keys() == {"policy"}
+
+
+def test_the_policy_goes_down_what_the_critic_asks_and_so_much_of_imitation() -> None:
+    subject = learner(imitation_weight=0.25)
+    went_down = []
+    step = SimpleNamespace(descend=lambda network, loss: went_down.append((network, loss().item())))
+    matching = lambda: torch.tensor(2.0)  # noqa: E731
+    for taught, asked in ((peoples(drawn(0)), matching), (peoples(drawn(0)), None), (None, matching)):
+        metrics: dict[str, float] = {}
+        torch.manual_seed(3)
+        subject.algorithm._improve(step, taught, asked, metrics)
+        wanted = 0.0 if asked is None else 2.0 + 0.25 * metrics["loss"]
+        assert went_down[-1] == (POLICY_NETWORK, pytest.approx(wanted or metrics["loss"]))
+        assert (metrics["loss"] > 0) == (taught is not None) and metrics.get("matching_loss") == (asked and 2.0)
+    assert len(went_down) == 3
+
+
+def test_so_many_steps_are_matched_and_a_policy_that_is_told_is_told_good() -> None:
+    subject = learner(net=msgspec.structs.replace(NET, advantage=True), matched=5)
+    run(subject, 0, 2)
+    asked, plain = [], subject.policy.conditioning
+    subject.policy.conditioning = lambda batch, module=None: asked.append(batch) or plain(batch, module)
+    assert "matching_loss" in run(subject, 2, 1)[0]
+    told = [batch["advantage"] for batch in asked if "advantage" in batch]
+    assert len(told) == 3 and all(one.tolist() == [GOOD] * 5 for one in told)
+    assert len({tuple(batch["tick"]) for batch in asked if "advantage" in batch}) == 1, "the same steps"
 
 
 def test_the_pull_is_towards_what_q_says_and_never_out_of_range() -> None:
