@@ -10,7 +10,16 @@ import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import actor_index, rollout_steps
-from cloud_learner.buffer.sampling.target import Factor, Moment, SamplingDistribution, StepRuns, by_recovery, uniform
+from cloud_learner.buffer.sampling.shares import TaskMix
+from cloud_learner.buffer.sampling.target import (
+    BY_TASK,
+    Factor,
+    Moment,
+    SamplingDistribution,
+    StepRuns,
+    by_recovery,
+    uniform,
+)
 from policies.interface.policy import Batch
 from wire.types import EpisodeOutcome
 
@@ -25,7 +34,7 @@ def is_judged(outcome: np.ndarray) -> np.ndarray:
     return (outcome == _SUCCESS) | (outcome == _FAILURE)
 
 
-def taught_or_judged(own_weight: float, recovery_weight: float) -> SamplingDistribution:
+def taught_or_judged(own_weight: float, recovery_weight: float, mix: TaskMix = BY_TASK) -> SamplingDistribution:
     """Everybody's steps; the policy's own count, `own_weight` for each of a person, once it is known whether their
     episode succeeded. `recovery_weight`: of a step by which a person brought the robot back."""
 
@@ -33,7 +42,7 @@ def taught_or_judged(own_weight: float, recovery_weight: float) -> SamplingDistr
         own = rollout_steps(actor_index(runs.actor), runs.demonstration)
         return np.where(own, own_weight * is_judged(runs.outcome), 1.0)
 
-    return uniform(factors=(Factor(weigh, by_version=False), by_recovery(recovery_weight)))
+    return uniform(factors=(Factor(weigh, by_version=False), by_recovery(recovery_weight)), mix=mix)
 
 
 class StepOutcomes(NamedTuple):

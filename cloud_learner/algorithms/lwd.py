@@ -41,6 +41,7 @@ from cloud_learner.algorithms.interface import (
     UpdateStep,
 )
 from cloud_learner.algorithms.judged import OutcomeNotices, StepOutcomes, read_outcomes, taught_or_judged
+from cloud_learner.buffer.sampling.shares import TaskMix
 from policies.interface.capabilities import GOOD, Encodes, Flows, Imitates, Joinable, require
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError, InvalidDataError
@@ -78,6 +79,9 @@ class Lwd(AlgorithmConfig):
     """updates in which the critic has learned from the policy's own steps, before the policy minds it"""
     imitation_weight: float = 0.5
     """of the loss on people's steps, beside the one that follows the critic"""
+    online_share: float = 0.5
+    """of a batch, in a task that has demonstrations: what the fleet records outgrows them soon, and with them what
+    people did"""
     own_weight: float = 1.0
     """how often a step of the policy's own is drawn, for each step of a person"""
     recovery_weight: float = 1.0
@@ -96,7 +100,7 @@ class Lwd(AlgorithmConfig):
         for name in (*positive, "critic_width", "critic_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"Lwd: {name} is {getattr(self, name)}; it must be positive.")
-        for name in ("gamma", "level"):
+        for name in ("gamma", "level", "online_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"Lwd: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
         for name in ("warmup", "recovery_weight"):
@@ -105,7 +109,8 @@ class Lwd(AlgorithmConfig):
 
     def needs(self) -> DataNeeds:
         """Everybody's steps, and what was seen after them; the policy's own count once their episode is judged."""
-        return DataNeeds(taught_or_judged(self.own_weight, self.recovery_weight), self.n_step, self.gamma)
+        target = taught_or_judged(self.own_weight, self.recovery_weight, TaskMix(online=self.online_share))
+        return DataNeeds(target, self.n_step, self.gamma)
 
     def make(self, policy: TrainablePolicy) -> LwdUpdates:
         who = f"algorithm '{self.name}'"
