@@ -14,9 +14,7 @@ tells steps apart only by how little was expected of them, so no step of the pol
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -32,23 +30,15 @@ from cloud_learner.algorithms.interface import (
     TrainedNetwork,
     UpdateStep,
 )
-from cloud_learner.buffer.check import OUTCOMES
-from cloud_learner.buffer.control import actor_index, rollout_steps
-from cloud_learner.buffer.sampling.target import Factor, Moment, StepRuns, by_recovery, uniform
+from cloud_learner.algorithms.judged import OutcomeNotices, of_each_step, read_outcomes, taught_or_judged
 from policies.interface.capabilities import BAD, GOOD, UNKNOWN, Advised, Encodes, require
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError
-from wire.types import EpisodeOutcome
 
 if TYPE_CHECKING:
     import torch
 
     from cloud_learner.algorithms.return_distribution import ReturnCritic
-
-log = logging.getLogger(__name__)
-_SUCCESS, _FAILURE = (OUTCOMES.index(name) for name in (EpisodeOutcome.success, EpisodeOutcome.failure))
-_NOTICED_STEPS = 2000
-"""steps drawn after which it is said, once, if they do not tell good from bad"""
 
 
 @dataclass(frozen=True)
@@ -85,12 +75,7 @@ class Recap(AlgorithmConfig):
 
     def needs(self) -> DataNeeds:
         """Everybody's steps; the policy's own count once it is known whether their episode succeeded."""
-
-        def weigh(runs: StepRuns, moment: Moment) -> np.ndarray:
-            own = rollout_steps(actor_index(runs.actor), runs.demonstration)
-            return np.where(own, self.own_weight * is_judged(runs.outcome), 1.0)
-
-        return DataNeeds(uniform(factors=(Factor(weigh, by_version=False), by_recovery(self.recovery_weight))))
+        return DataNeeds(taught_or_judged(self.own_weight, self.recovery_weight))
 
     def make(self, policy: TrainablePolicy) -> RecapUpdates:
         who = f"algorithm '{self.name}'"
@@ -136,9 +121,7 @@ class RecapUpdates(Algorithm):
         self._config = config
         value = TrainedNetwork(critic, rate_scale=config.value_rate)
         self._networks = {POLICY: TrainedNetwork(policy.module), "value": value}
-        self._counts: Counter[str] = Counter()
-        """steps that this process has drawn, for what is said of them"""
-        self._said: set[str] = set()
+        self.notices = OutcomeNotices(config.name, when_all_fail="all of them count as bad")
 
     @property
     def networks(self) -> Mapping[str, TrainedNetwork]:
@@ -166,7 +149,6 @@ class RecapUpdates(Algorithm):
         if bool(steps.own.any()):
             metrics["good_share"] = (steps.advice[steps.own] == GOOD).float().mean().item()
             self.critic.window.note(steps.tasks[steps.own], steps.advantages[steps.own])
-        self._notice()
         return metrics
 
     def judge(self, batch: Batch) -> JudgedSteps:
@@ -176,57 +158,26 @@ class RecapUpdates(Algorithm):
         features = self.policy.features(batch).float()  # type: ignore[attr-defined]
         shape, features = features.shape[:2], features.flatten(0, 1)
 
-        def flat(name: str) -> np.ndarray:
-            # what is said of an image holds for all steps behind it
-            array = np.asarray(batch[name])
-            return np.broadcast_to(array.reshape(len(array), -1), shape).ravel()
-
         def tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(features.device)
 
-        outcome, ticks = flat("outcome"), flat("ticks_to_end")
-        known, succeeded = is_judged(outcome) & (ticks >= 0), outcome == _SUCCESS
-        own = rollout_steps(flat("actor"), ~flat("online"))
-        returns = np.where(known, empirical_returns(ticks, succeeded, self._config.horizon_ticks), np.float32(np.nan))
-        tasks = tensor(flat("task").astype(np.int64))
+        steps, horizon = read_outcomes(batch, shape), self._config.horizon_ticks
+        own, known, succeeded, ticks = steps
+        returns = np.where(known, empirical_returns(ticks, succeeded, horizon), np.float32(np.nan))
+        tasks = tensor(of_each_step(batch["task"], shape).astype(np.int64))
         advantages = tensor(returns) - self.critic.value.expectation(features)
         thresholds = self.critic.window.thresholds(tasks, self._config.positive_share)
         good = (advantages > thresholds) & tensor(succeeded)
         advice = torch.where(good, GOOD, BAD)
         advice[thresholds.isnan() | ~tensor(known)] = UNKNOWN
         advice[~tensor(own)] = GOOD
-        self._counts.update(
-            drawn=own.size,
-            known=int(known.sum()),
-            own=int((own & known).sum()),
-            own_succeeded=int((own & known & succeeded).sum()),
-            too_long=int((known & succeeded & (ticks >= self._config.horizon_ticks)).sum()),
-        )
+        self.notices.note(steps)
+        if (known & succeeded & (ticks >= horizon)).any():
+            self.notices.say(
+                f"there are successes that took {horizon} ticks or more from a step on, which counts as a failure: "
+                "set algorithm.horizon_ticks to the longest time that a success takes."
+            )
         return JudgedSteps(features, tensor(returns), advantages, tasks, tensor(own & known), advice)
-
-    def _notice(self) -> None:
-        """Say once what keeps good from being told from bad."""
-        counts, config = self._counts, self._config
-        if counts["drawn"] >= _NOTICED_STEPS and not counts["known"]:
-            self._say(
-                "no step drawn so far is of an episode that is known to have succeeded or failed: what people did is "
-                "imitated, and nothing else is learned until somebody judges episodes."
-            )
-        if counts["own"] >= _NOTICED_STEPS and not counts["own_succeeded"]:
-            self._say(
-                "no step of the policy's own drawn so far is of an episode that succeeded: all of them count as bad "
-                "until one does."
-            )
-        if counts["too_long"]:
-            self._say(
-                f"there are successes that took {config.horizon_ticks} ticks or more from a step on, which counts as "
-                "a failure: set algorithm.horizon_ticks to the longest time that a success takes."
-            )
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            log.warning("algorithm 'recap': %s", text)
 
 
 def empirical_returns(ticks_to_end: np.ndarray, succeeded: np.ndarray, horizon_ticks: int) -> np.ndarray:
@@ -234,8 +185,3 @@ def empirical_returns(ticks_to_end: np.ndarray, succeeded: np.ndarray, horizon_t
     reward of -1 a step, normalised)."""
     left = np.minimum(ticks_to_end / horizon_ticks, 1.0)
     return np.where(succeeded, -left, -1.0).astype(np.float32)
-
-
-def is_judged(outcome: np.ndarray) -> np.ndarray:
-    """bool[n] of int8[n]: whether the episode is known to have succeeded or failed."""
-    return (outcome == _SUCCESS) | (outcome == _FAILURE)

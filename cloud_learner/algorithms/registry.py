@@ -15,6 +15,7 @@ from wire.errors import ConfigError, suggest
 GROUP = "vla_fleet.algorithms"
 _BUILT_IN = (
     EntryPoint("hg-dagger", "cloud_learner.algorithms.hg_dagger:HGDagger", GROUP),
+    EntryPoint("lwd", "cloud_learner.algorithms.lwd:Lwd", GROUP),
     EntryPoint("recap", "cloud_learner.algorithms.recap:Recap", GROUP),
 )
 

@@ -1,7 +1,7 @@
 """How an episode will go on, as a distribution over bins of its return, and which advantages are among the best.
 
-Returns are in [-1, 0]: minus the share of the longest time that is still to go, -1 for an episode that fails (RECAP,
-Physical Intelligence 2025, arXiv 2511.14759, section IV-A). The distribution is learned by cross entropy (Farebrother
+RECAP's returns are in [-1, 0]: minus the share of the longest time that is still to go, -1 for an episode that fails
+(Physical Intelligence 2025, arXiv 2511.14759, section IV-A). The distribution is learned by cross entropy (Farebrother
 et al. 2024, arXiv 2403.03950, section 3.1: two-hot targets).
 """
 
@@ -18,17 +18,18 @@ _NO_TASK = -1
 
 
 class ReturnDistribution(nn.Module):
-    """Features of an observation [..., w] -> logits [..., BINS] of the return, from -1 to 0."""
+    """Features of an observation [..., w] -> logits [..., BINS] of the return, from `low` to `high`."""
 
     centres: torch.Tensor
 
-    def __init__(self, features: int, width: int) -> None:
+    def __init__(self, features: int, width: int, low: float = -1.0, high: float = 0.0) -> None:
         """`features`: w; `width`: hidden units."""
         super().__init__()
+        self.low, self.high = low, high
         self.layers = nn.Sequential(
             nn.Linear(features, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, BINS)
         )
-        self.register_buffer("centres", torch.linspace(-1.0, 0.0, BINS), persistent=False)
+        self.register_buffer("centres", torch.linspace(low, high, BINS), persistent=False)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """float32[..., BINS]"""
@@ -40,13 +41,13 @@ class ReturnDistribution(nn.Module):
 
     def loss(self, features: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy of float32[...] `returns`, a scalar."""
-        return -(two_hot(returns) * log_softmax(self(features), -1)).sum(-1).mean()
+        return -(two_hot(returns, self.low, self.high) * log_softmax(self(features), -1)).sum(-1).mean()
 
 
-def two_hot(returns: torch.Tensor) -> torch.Tensor:
+def two_hot(returns: torch.Tensor, low: float = -1.0, high: float = 0.0) -> torch.Tensor:
     """float32[..., BINS]: all of the weight on the two bins beside each return, so that their mean is the return; what
-    lies outside of [-1, 0] counts as its border."""
-    position = (returns.float().clamp(-1.0, 0.0) + 1.0) * (BINS - 1)
+    lies outside of [low, high] counts as its border."""
+    position = (returns.float().clamp(low, high) - low) * ((BINS - 1) / (high - low))
     lower = position.floor().clamp(max=BINS - 2)
     upper_weight = position - lower
     weights = torch.zeros(*returns.shape, BINS, device=returns.device)

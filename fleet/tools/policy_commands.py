@@ -19,6 +19,7 @@ from fleet.config.recipe import Recipe
 from fleet.config.recipes import get_recipe
 from fleet.config.weights_source import read_version
 from fleet.launch.builders import limit_threads
+from fleet.launch.learning import dataset_config
 from policies.conformance.check import example_observation
 from policies.interface.policy import NormalizationData
 from policies.tokens.config import FastConfig, ResidualVQConfig
@@ -52,8 +53,8 @@ def tuned_recipe(recipe: str, policy: str, policy_config: str, config: Path | No
 def make_once(options: TryPolicyOptions) -> None:
     """Make the policy of `options` for the recipe's robot, and the algorithm for it if one is given.
 
-    Raises a `FleetError` when it cannot be made or lacks what the algorithm needs, `PolicyError` for what a policy
-    raises that says no more of itself.
+    Raises a `FleetError` when it cannot be made, or lacks what the algorithm needs, as the batches may; `PolicyError`
+    for what a policy raises that says no more of itself.
     """
     limit_threads()
     job = options.overrides.applied(options.make_recipe(options.seed))
@@ -61,6 +62,8 @@ def make_once(options: TryPolicyOptions) -> None:
         policy = job.make_policy(job.spec, options.seed)
         if options.overrides.algorithm:
             job.algorithm.make(policy)
+            if not job.members:
+                dataset_config(job, policy, options.seed)
     except FleetError:
         raise
     except Exception as error:  # whatever a third party's policy raises

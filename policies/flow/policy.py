@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from policies.common.batches import StepBatch, read_steps, to_tensor
+from policies.common.batches import StepBatch, hold_masked, read_steps, to_tensor
 from policies.common.loading import load_whole
 from policies.common.noise import draw_seed, seeded
 from policies.common.runtime import Runtime, acting, compiled
@@ -337,9 +337,19 @@ class FlowPolicy(NetworkPolicy):
         """
         return self._loss(batch, by_sample=False)
 
-    def sample_losses(self, batch: Batch) -> torch.Tensor:
+    def sample_losses(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
         """As `Imitates`."""
-        return self._loss(batch, by_sample=True)
+        return self._loss(batch, by_sample=True, module=module)
+
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """As `Flows`."""
+        return self.horizon, self.config.action_dim
+
+    def flow_actions(self, batch: Batch) -> torch.Tensor:
+        """As `Flows`."""
+        arrays = self._read_batch(batch).arrays
+        return hold_masked(arrays["actions"], arrays["mask"]).flatten(2)
 
     def conditioning(self, batch: Batch, module: nn.Module | None = None) -> Conditioning:
         """As `Flows`."""
@@ -374,16 +384,15 @@ class FlowPolicy(NetworkPolicy):
         steps = given.state.shape[1]
         return torch.cat([given.latent.float()[:, None].expand(-1, steps, -1), given.state], -1)
 
-    def _loss(self, batch: Batch, *, by_sample: bool) -> torch.Tensor:
-        read = self._read_batch(batch)
-        arrays = read.arrays
+    def _loss(self, batch: Batch, *, by_sample: bool, module: nn.Module | None = None) -> torch.Tensor:
+        network, read = self.module if module is None else cast(FlowNetwork, module), self._read_batch(batch)
+        arrays, words = read.arrays, self._instruction_ids(read.instructions)
         for name, count in (("later_index", self.horizon), ("advantage", ADVANTAGES)):
             if name in arrays:
                 arrays[name] = index = arrays[name].long()
                 if not bool(((index >= 0) & (index < count)).all()):
                     raise InvalidDataError(f"training batch: {name} must be in 0..{count - 1}.")
-        words = self._instruction_ids(read.instructions)
-        return self.module.loss(list(read.images.values()), words, arrays, by_sample=by_sample)
+        return network.loss(list(read.images.values()), words, arrays, by_sample=by_sample)
 
     def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
         if self._tokenizer is None:

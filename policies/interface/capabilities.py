@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Imitates(Protocol):
     """says its imitation loss sample by sample"""
 
-    def sample_losses(self, batch: Batch) -> torch.Tensor:
+    def sample_losses(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
         """float[b, k], differentiable: what `loss` is the mean of, where each sample counts by its kept actions.
 
         What a loss has beside them for the whole batch is in each. 0 and those for a sample that keeps none.
@@ -34,6 +34,16 @@ class Imitates(Protocol):
 @runtime_checkable
 class Flows(Protocol):
     """makes actions by a flow, whose velocity can be asked for"""
+
+    @property
+    def flow_shape(self) -> tuple[int, int]:
+        """(H, da) of what flows"""
+        ...
+
+    def flow_actions(self, batch: Batch) -> torch.Tensor:
+        """float[b, k, H * da]: the batch's actions as the flow has them, normalised to [-1, 1]; where the mask keeps
+        none, the last that it kept goes on."""
+        ...
 
     def conditioning(self, batch: Batch, module: nn.Module | None = None) -> Any:
         """What the flow is given of a batch: for `velocity` alone."""

@@ -85,7 +85,10 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.lead <= self.prefetch:
             raise ConfigError(f"dataset: lead {self.lead} must be more than prefetch {self.prefetch}.")
         if self.n_step and self.ticks_per_frame > 1:
-            raise ConfigError("dataset: n_step goes with ticks_per_frame 1: each sample has an observation after it.")
+            raise ConfigError(
+                "dataset: n_step goes with ticks_per_frame 1, for each sample has an observation after it: set "
+                "training.ticks_per_frame=1."
+            )
         if not 0 < self.gamma <= 1:
             raise ConfigError(f"dataset: gamma {self.gamma} must be above 0 and at most 1.")
         if any(a >= b for a, b in zip((0, *self.ticks_ahead), self.ticks_ahead, strict=False)):

@@ -128,7 +128,7 @@ def test_where_everything_fails_nothing_of_the_policys_own_is_good_and_that_is_s
     failed = {"outcome": np.full(IMAGES, FAILURE, np.int8), "actor": np.full((IMAGES, 2), POLICY, np.uint8)}
     with caplog.at_level(logging.WARNING):
         found = run(subject, 0, 10, **failed)
-        subject.algorithm._counts["own"] = 10**6
+        subject.algorithm.notices.counts["own"] = 10**6
         run(subject, 10, 2, **failed)
     assert {one["good_share"] for one in found} == {0.0} and all("value_loss" in one for one in found)
     assert [one.message for one in caplog.records] == [
@@ -142,7 +142,7 @@ def test_where_nothing_is_judged_people_are_imitated_and_that_is_said(caplog: py
     nobody_said = {"outcome": np.full(IMAGES, UNJUDGED, np.int8), "actor": np.full((IMAGES, 2), HUMAN, np.uint8)}
     before = subject.state().tensors
     with caplog.at_level(logging.WARNING):
-        subject.algorithm._counts["drawn"] = 10**6
+        subject.algorithm.notices.counts["drawn"] = 10**6
         found = run(subject, 0, 2, **nobody_said)
     assert found[0].keys() == {"loss", "own_share", "gradient_norm"}
     after = subject.state().tensors

@@ -22,18 +22,23 @@ from cloud_learner.algorithms.return_distribution import (  # noqa: E402
 CENTRES = [-1.0 + i / (BINS - 1) for i in range(BINS)]
 
 
-def slow_two_hot(value: float) -> list[float]:
+def slow_two_hot(value: float, low: float = -1.0, high: float = 0.0) -> list[float]:
     """Each bin's weight falls off linearly to nothing at its neighbours."""
-    value = min(0.0, max(-1.0, value))
-    return [max(0.0, 1.0 - abs(value - centre) * (BINS - 1)) for centre in CENTRES]
+    value, gap = min(high, max(low, value)), (high - low) / (BINS - 1)
+    return [max(0.0, 1.0 - abs(value - low - i * gap) / gap) for i in range(BINS)]
 
 
-def test_weights_lie_on_the_two_bins_beside_a_return_and_their_mean_is_the_return() -> None:
-    returns = torch.tensor([-1.0, -0.9975, -0.5, -0.49876, -0.0001, 0.0])
-    found = two_hot(returns)
-    np.testing.assert_allclose(found.numpy(), [slow_two_hot(one) for one in returns.tolist()], atol=1e-4)
-    np.testing.assert_allclose((found * torch.tensor(CENTRES)).sum(-1).numpy(), returns.numpy(), atol=1e-6)
-    assert torch.equal(two_hot(torch.tensor([-3.0, 2.0])), two_hot(torch.tensor([-1.0, 0.0])))
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 0.0), (-0.1, 1.1)])
+def test_weights_lie_on_the_two_bins_beside_a_return_and_their_mean_is_the_return(low: float, high: float) -> None:
+    returns = low + (high - low) * torch.tensor([0.0, 0.0025, 0.5, 0.50124, 0.9999, 1.0])
+    found, centres = two_hot(returns, low, high), ReturnDistribution(1, 1, low, high).centres
+    np.testing.assert_allclose(found.numpy(), [slow_two_hot(one, low, high) for one in returns.tolist()], atol=1e-4)
+    np.testing.assert_allclose((found * centres).sum(-1).numpy(), returns.numpy(), atol=1e-6)
+    beyond, borders = (
+        two_hot(torch.tensor([low - 2, high + 2]), low, high),
+        two_hot(torch.tensor([low, high]), low, high),
+    )
+    assert torch.equal(beyond, borders)
     assert two_hot(torch.zeros(2, 3)).shape == (2, 3, BINS)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from cloud_learner.algorithms.recap import Recap
+from fleet.cli.__main__ import app
 from fleet.config.data_directory import RunIdentity
 from fleet.config.overrides import Overrides
 from fleet.config.process_options import UpOptions
@@ -57,6 +59,13 @@ def test_what_is_chosen_stays_and_other_algorithms_ask_for_nothing() -> None:
     own = replace(state(), algorithm=Recap(), make_policy=made_so)
     assert Overrides().with_policy_of(own) == Overrides() and Overrides().applied(own).make_policy is made_so
     assert Overrides().with_policy_of(replace(own, make_policy=state().make_policy)).policy == "flow:state"
+
+
+def test_batches_that_an_algorithm_cannot_learn_from_are_refused_before_anything_starts() -> None:
+    words = ["policy", "try", "--recipe", "pixels", "--algorithm", "lwd"]
+    found = CliRunner().invoke(app, words)
+    assert isinstance(found.exception, ConfigError) and "set training.ticks_per_frame=1" in str(found.exception)
+    assert CliRunner().invoke(app, [*words, "--set", "training.ticks_per_frame=1"]).exit_code == 0
 
 
 @pytest.mark.parametrize("overrides", [{"algorithm": "recap"}, {"algorithm": "recap", "policy": "flow:small"}])

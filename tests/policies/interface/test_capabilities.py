@@ -53,6 +53,27 @@ def test_the_velocity_is_that_of_the_flow_that_acts(predict):
     assert np.abs(found - chunk.actions).max() < 1e-4
 
 
+def test_the_actions_that_flow_are_normalised_and_go_on_behind_the_last_one_kept():
+    cm = [msgspec.structs.replace(one, low=-2.0, high=4.0) for one in SPEC.action]
+    policy = FlowPolicy(msgspec.structs.replace(SPEC, action=tuple(cm)), NET)
+    batch = example_batch(policy.spec, 4, images=3, steps=2)
+    batch["mask"][0, 1, 2:] = 0
+    expected = (batch["actions"] - 1.0) / 3.0
+    expected[0, 1, 2:] = expected[0, 1, 1]
+    found = policy.flow_actions(batch)
+    assert policy.flow_shape == (4, 2) and found.shape == (3, 2, 8)
+    np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, atol=1e-6)
+
+
+def test_a_reference_imitates_by_its_own_weights():
+    policy, other, batch = FlowPolicy(SPEC, NET, 0), FlowPolicy(SPEC, NET, 1), example_batch(SPEC, 4)
+    theirs = seeded(lambda: policy.sample_losses(batch, other.module))
+    assert torch.equal(theirs, seeded(lambda: other.sample_losses(batch)))
+    theirs.mean().backward()
+    assert all(one.grad is None for one in policy.module.parameters())
+    assert any(one.grad is not None for one in other.module.parameters())
+
+
 def test_a_reference_is_asked_by_its_own_weights():
     policy, other, batch = FlowPolicy(SPEC, NET, 0), FlowPolicy(SPEC, NET, 1), example_batch(SPEC, 4)
     own, theirs = policy.features(batch), policy.features(batch, other.module)
