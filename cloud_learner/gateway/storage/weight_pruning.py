@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,16 +24,20 @@ class FetchedVersions:
 
     def __init__(self) -> None:
         self._at_s: dict[int, float] = {}
+        self._lock = threading.Lock()
+        """one thread serves, another one prunes"""
 
     def note(self, number: int) -> None:
         """A part of it was asked for."""
-        self._at_s[number] = time.monotonic()
+        with self._lock:
+            self._at_s[number] = time.monotonic()
 
     def now(self) -> set[int]:
         """Those that are being fetched."""
         now_s = time.monotonic()
-        self._at_s = {number: at_s for number, at_s in self._at_s.items() if now_s - at_s < FETCHED_S}
-        return set(self._at_s)
+        with self._lock:
+            self._at_s = {number: at_s for number, at_s in self._at_s.items() if now_s - at_s < FETCHED_S}
+            return set(self._at_s)
 
 
 def prune_files(

@@ -21,6 +21,7 @@ from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.ledger.rows import VersionRow
 from cloud_learner.buffer.store.objects import ObjectStore
 from cloud_learner.gateway.storage.weight_exchange import WeightExchange
+from cloud_learner.gateway.storage.weight_fit import require_fit
 from cloud_learner.gateway.storage.weight_pruning import FetchedVersions, prune_files, remove_overtaken
 from cloud_learner.gateway.storage.weight_upload import WeightUpload, delta_path, manifest_path
 from wire.errors import (
@@ -29,13 +30,11 @@ from wire.errors import (
     InvalidDataError,
     NumberTakenError,
     RejectedError,
-    WeightsError,
     storage_error,
     storage_errors,
 )
 from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights, Publish, WeightBytes
 from wire.types import PolicyVersion
-from wire.weights.check import require_same_tensors
 from wire.weights.manifest import DeltaForm, Manifest, Signer, chunk_hashes, describe
 
 log = logging.getLogger(__name__)
@@ -92,6 +91,8 @@ class WeightStore:
         """of the versions that were asked for last: what is committed does not change"""
         self._offers: OrderedDict[int, VersionOffer] = OrderedDict()
         self._fetched = FetchedVersions()
+        self._here: dict[int, VersionRow] = {}
+        """whose files were here at the last `prune`"""
 
     @classmethod
     def open(
@@ -172,7 +173,7 @@ class WeightStore:
                 return None
             chunks = upload.finish()
             manifest = self._describe(version, upload.path, chunks)
-            self._require_parents_tensors(version, manifest)
+            self._require_fit(version, manifest)
             write_durably(manifest_path(upload.path), manifest, "a manifest")
         except OSError as error:
             self._give_up(str(error))
@@ -274,8 +275,10 @@ class WeightStore:
         those by number with their parents that are here, and that nobody fetches; which. Raises `StorageError`."""
         numbers = (path.name.partition("-")[0] for path in self._root.glob("*.safetensors"))
         here = sorted({int(number) for number in numbers if number.isdecimal()})
-        rows = {number: row for number in here if (row := self._row(number)) is not None}
-        gone = prune_files(self._root, rows, removable, room_bytes, self._fetched.now())
+        # Asked for once: there may be thousands, and each new version prunes.
+        known = ((number, self._here.get(number) or self._row(number)) for number in here)
+        self._here = {number: row for number, row in known if row is not None}
+        gone = prune_files(self._root, self._here, removable, room_bytes, self._fetched.now())
         for number in gone:
             self._offers.pop(number, None)
         return gone
@@ -340,18 +343,18 @@ class WeightStore:
         write_durably(manifest_path(path), manifest, "a manifest")
         return manifest
 
-    def _require_parents_tensors(self, version: PolicyVersion, manifest: bytes) -> None:
-        """Raises `RejectedError` for other tensors than its parent's, or the newest one's if that is not here."""
-        parent = self.offer(version.parent) if version.parent else None
-        if parent is None or not parent.manifest:
-            parent = self.newest()
-        if parent is None or not parent.manifest:
-            return
-        mine, parents = (msgspec.msgpack.decode(one, type=Manifest) for one in (manifest, parent.manifest))
-        try:
-            require_same_tensors(mine.tensors, parents.tensors, f"policy version {version.number}")
-        except WeightsError as error:
-            raise RejectedError(str(error)) from error
+    def _require_fit(self, version: PolicyVersion, manifest: bytes) -> None:
+        """Raises `RejectedError` for a version that its parent, or the newest one if that is not here, shows to be none
+        for this fleet."""
+        offer = self.offer(version.parent) if version.parent else None
+        if offer is None or not offer.manifest:
+            offer = self.newest()
+        mine, parent = (
+            msgspec.msgpack.decode(one, type=Manifest) if one else None
+            for one in (manifest, offer.manifest if offer is not None else b"")
+        )
+        assert mine is not None
+        require_fit(mine, parent, {one.spec_hash for one in self._ledger.robots() if one.spec_hash})
 
     def _lineage(self, version: PolicyVersion) -> tuple[int, ...]:
         found: list[int] = []

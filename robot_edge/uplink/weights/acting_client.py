@@ -85,7 +85,8 @@ class ActingWeightClient(WeightClient):
         here, acts = self.ready, self._acts
         if here is None or acts is None or same(here[0], acts[0]):
             return
-        if here[0].number in self._withdrawn or same(acts[0], wanted):
+        called_back = here[0].number > wanted.number
+        if called_back or here[0].number in self._withdrawn or same(acts[0], wanted):
             # At once: that needs no look at the file.
             self.ready, self._is_new = acts, True
 

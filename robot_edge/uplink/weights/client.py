@@ -202,7 +202,8 @@ class WeightClient:
             return
         self._waits_for_deltas = False
         deltas = message.deltas
-        usable = deltas and all(one.size_bytes > 0 for one in deltas) and deltas[-1].number == message.number
+        fits = deltas and is_held(self._held, deltas[0].base, deltas[0].base_sha256)
+        usable = fits and all(one.size_bytes > 0 for one in deltas) and deltas[-1].number == message.number
         self._follow_plan(FetchPlan.by(deltas) if usable else None)
         self.tasks.poll()
 

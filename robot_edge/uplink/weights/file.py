@@ -171,6 +171,9 @@ class WeightFile:
             target.flush()
         except (WeightsError, FileNotFoundError, ValueError):
             right = False
+        except OSError:
+            rebuilt.unlink(missing_ok=True)  # a disk that is full, say, has that room again
+            raise
         if right:
             rebuilt.replace(self._coming)
         else:

@@ -234,7 +234,8 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing_and_the_next_announcement_tr
     fleet.publish()
     fleet.fetch(1)
 
-    def full(*_: object) -> None:
+    def full(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:1000])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     number = fleet.publish()

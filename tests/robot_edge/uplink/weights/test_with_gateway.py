@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.robot_edge.uplink.weights.fleet import CHUNK, Fleet, small_chunks
-from wire.messages.gateway import FetchDeltas, FetchWeights
+from wire.messages.gateway import Deltas, FetchDeltas, FetchWeights
 from wire.transport.faults import FaultWindow
 
 
@@ -254,6 +255,26 @@ def test_deltas_are_asked_for_again_when_the_question_was_lost(slow: Fleet, cut_
     slow.run(cut_s)
     slow.server.cut.clear()
     assert slow.fetch(number, 60.0) == slow.size(2, number)
+
+
+@pytest.mark.parametrize("changes", [{"base": 9}, {"base_sha256": "../../../" + "0" * 64}])
+def test_deltas_of_what_is_not_here_cost_the_whole(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    fleet.server.cut.add("robot-0")
+    for _ in range(2):
+        number = fleet.publish()
+    fleet.run(3)
+    weights = fleet.hall.gateway._versions._weights
+    deltas = weights.deltas
+
+    def others(request: FetchDeltas) -> Deltas:
+        first, *rest = deltas(request).deltas
+        return Deltas(request.number, (msgspec.structs.replace(first, **changes), *rest))
+
+    monkeypatch.setattr(weights, "deltas", others)
+    fleet.server.cut.clear()
+    assert fleet.fetch(number) == len(fleet.files[number])
 
 
 def test_a_gateway_that_is_busy_for_a_while_costs_nothing_and_one_without_the_delta_the_whole(fleet: Fleet) -> None:

@@ -123,6 +123,25 @@ def test_what_waits_to_be_loaded_is_given_up_for_what_acts(fleet: WatchedFleet) 
     assert fleet.began == [1, good]
 
 
+def test_what_waits_to_be_loaded_is_given_up_for_what_is_still_to_come(
+    fleet: WatchedFleet,
+) -> None:
+    """It was away while version 2 acted elsewhere, and has 3 when that is rolled back to 2."""
+    fleet.server.cut.add("robot-0")
+    good = fleet.publish(whole=True)
+    poll, fleet.inference.poll = fleet.inference.poll, lambda: None  # type: ignore[method-assign]
+    bad = fleet.publish(whole=True)
+    fleet.run(3)
+    fleet.server.cut.clear()
+    fleet.until(lambda: fleet.client.ready is not None and fleet.client.ready[0].number == bad, 60)
+    fleet.change(VersionAction.rollback)
+    fleet.until(lambda: fleet.told is not None and fleet.told.version.number == good)
+    assert fleet.client.ready is not None and fleet.client.ready[0].number == 1
+    fleet.inference.poll = poll  # type: ignore[method-assign]
+    fleet.until(lambda: fleet.began[-1] == good, 60)
+    assert fleet.began == [1, good]
+
+
 def test_what_acted_last_is_not_loaded_after_it_was_withdrawn(fleet: WatchedFleet) -> None:
     bad = fleet.publish()
     fleet.until(lambda: fleet.began == [1, bad])
