@@ -304,7 +304,7 @@ class LwdUpdates(Algorithm):
         rows = torch.from_numpy(usable).to(features.device)
         features, next_features, actions = features[rows], next_features[rows], actions[rows]
         ticks_to_end = tensor(np.where(ends, steps.ticks_to_end, config.n_step))
-        # V is of average Q already: another average would have what is learned at the end take as long again to come back
+        # V follows average Q already: with an average of its own, values would take twice as long to come back
         what_comes = self.critic.what_comes(next_features, config.level)
         targets = td_targets(
             ticks_to_end, tensor(steps.succeeded), tensor(next_ticks), what_comes, config.n_step, config.gamma
