@@ -75,8 +75,9 @@ class Lwd(AlgorithmConfig):
     become 1.6 times as likely as a sure failure"""
     largest_pull: float = 1.0
     """root mean square that dQ/da over the temperature is cut to: what a critic that is wrong can do at most"""
-    warmup: int = 500
-    """updates in which the critic has learned from the policy's own steps, before the policy minds it"""
+    warmup: int = 2000
+    """updates in which the critic has learned from the policy's own steps, before the policy minds it: what is worth
+    something comes back from an episode's end by `n_step` ticks in the few hundred that an average takes to follow"""
     imitation_weight: float = 0.5
     """of the loss on people's steps, beside the one that follows the critic"""
     online_share: float = 0.5
@@ -303,7 +304,8 @@ class LwdUpdates(Algorithm):
         rows = torch.from_numpy(usable).to(features.device)
         features, next_features, actions = features[rows], next_features[rows], actions[rows]
         ticks_to_end = tensor(np.where(ends, steps.ticks_to_end, config.n_step))
-        what_comes = critic.what_comes(next_features, config.level)
+        # V follows average Q already: with an average of its own, values would take twice as long to come back
+        what_comes = self.critic.what_comes(next_features, config.level)
         targets = td_targets(
             ticks_to_end, tensor(steps.succeeded), tensor(next_ticks), what_comes, config.n_step, config.gamma
         )

@@ -136,7 +136,7 @@ def test_the_critic_learns_of_a_chunk_what_a_loop_over_the_batch_says() -> None:
             continue
         else:
             with torch.no_grad():
-                comes = critic.what_comes(policy.features(later, reference)[0], 0.8).item()
+                comes = algorithm.critic.what_comes(policy.features(later, reference)[0], 0.8).item()
             target = GAMMA ** int(batch["next_ticks"][i]) * comes
         with torch.no_grad():
             features = policy.features(one, reference)[0]
