@@ -367,9 +367,8 @@ class RolloutService:
         self._told_shadow.pop(peer, None)
 
     def _with_sizes(self, statuses: tuple[VersionStatus, ...]) -> tuple[VersionStatus, ...]:
-        return tuple(
-            msgspec.structs.replace(one, **self._weights.sizes(one.version.number)._asdict()) for one in statuses
-        )
+        sizes = self._weights.sizes
+        return tuple(msgspec.structs.replace(one, **sizes(one.version.number)._asdict()) for one in statuses)
 
     def prune(self, *, full: bool = False) -> None:
         """Delete the files of versions that nobody needs; on a full disk also those that are kept for people."""
@@ -379,8 +378,7 @@ class RolloutService:
                 self.controller.on_weights_gone(gone, self._clock.now_ns())
                 self._apply()
 
-        # after a restart nothing else may have happened before the disk is found to be full
-        self._note_needed()
+        self._note_needed()  # after a restart nothing else may have happened before the disk is found to be full
         config = self.controller.config
         keep, room_bytes = (1, 0.0) if full else (config.keep, config.room_bytes)
 
@@ -395,8 +393,8 @@ class RolloutService:
         """See which files there are: one that was deleted may have been restored."""
         if self._weights.exchange is not None:
             return  # they are fetched when they are needed
-        for version in self._versions.values():
-            if self._weights.sizes(version.number).here:
-                self.controller.on_version(version.number, version.parent, self._clock.now_ns())
-        gone = [number for number in self._versions if not self._weights.sizes(number).here]
+        here = [number for number in self._versions if self._weights.sizes(number).here]
+        for number in here:
+            self.controller.on_version(number, self._versions[number].parent, self._clock.now_ns())
+        gone = [number for number in self._versions if number not in here]
         self.controller.on_weights_gone(gone, self._clock.now_ns())
