@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common.in_process_fleet import InProcessFleet
 from benchmarks.common.keeping import kept
@@ -52,13 +54,18 @@ class TrainingPeriod:
 class TrainingPeriods:
     """Some, with as many gradient steps each as fit into the training between two versions."""
 
-    every_s: float
     gradient_steps: int
     periods: list[TrainingPeriod]
 
+    @property
+    def median(self) -> TrainingPeriod:
+        """Of each part by itself."""
+        names = [part.name for part in fields(TrainingPeriod)]
+        return TrainingPeriod(*(float(np.median([getattr(one, name) for one in self.periods])) for name in names))
+
 
 def training_periods(size: ScalingSize, recipe: Recipe) -> Iterator[TrainingPeriods]:
-    """For each of `period_every_s`, at the speed that this machine has.
+    """For each of `period_every_s`, at the speed that this machine has, then for `episode_periods`.
 
     Raises `AssertionError` when a version after the other is not let out.
     """
@@ -72,7 +79,12 @@ def training_periods(size: ScalingSize, recipe: Recipe) -> Iterator[TrainingPeri
         first = _training_period(fleet, _TIMED_STEPS)
         for every_s in size.period_every_s:
             steps = max(1, int(every_s / first.gradient_s * _TIMED_STEPS))
-            yield TrainingPeriods(every_s, steps, _let_out(fleet, steps, size.periods))
+            found = TrainingPeriods(steps, _let_out(fleet, steps, size.periods))
+            yield found
+        one = found.median
+        training_s = one.episode_s / size.episode_periods - one.version_s
+        steps = max(1, round(training_s / one.gradient_s * found.gradient_steps))
+        yield TrainingPeriods(steps, _let_out(fleet, steps, size.periods))
 
 
 def _let_out(fleet: InProcessFleet, steps: int, number: int) -> list[TrainingPeriod]:
@@ -169,6 +181,6 @@ def kept_training_periods(size: ScalingSize, home: Path) -> list[TrainingPeriods
         return made
 
     return [
-        TrainingPeriods(one["every_s"], one["gradient_steps"], [TrainingPeriod(**each) for each in one["periods"]])
+        TrainingPeriods(one["gradient_steps"], [TrainingPeriod(**each) for each in one["periods"]])
         for one in kept(home / "training-periods.json", make)
     ]

@@ -46,7 +46,7 @@ def curve(*successes: float, robots: int = 1) -> list[LearningPoint]:
 
 def reports(one: list[LearningPoint], four: list[LearningPoint], periods: list[TrainingPeriod]) -> Result:
     curves = {(robots, seed): found for robots, found in ((1, one), (4, four)) for seed in SIZE.seeds}
-    return report(SIZE, curves, [TrainingPeriods(5.0, 7, [SLOW]), TrainingPeriods(0.5, 2, periods)])
+    return report(SIZE, curves, [TrainingPeriods(7, [SLOW]), TrainingPeriods(2, periods)])
 
 
 def test_time_is_interpolated_between_the_last_below_and_the_first_above() -> None:
@@ -162,12 +162,17 @@ def test_a_period_has_its_gradient_steps_its_version_and_an_episode(monkeypatch:
     recipe = make_recipe(TINY)
     recipe = replace(recipe, training=replace(recipe.training, pretrain_steps=20))
     found = list(training_periods(TINY, recipe))
-    assert [(one.every_s, len(one.periods)) for one in found] == [(0.2, TINY.periods), (0.1, TINY.periods)]
-    more, less = (one.gradient_steps for one in found)
+    assert [len(one.periods) for one in found] == [TINY.periods] * 3
+    more, less, last = (one.gradient_steps for one in found)
     assert less >= 1 and abs(more - 2 * less) <= 1
+    before = found[1].median
+    wanted_s = before.version_s + last / less * before.gradient_s
+    assert before.episode_s == pytest.approx(TINY.episode_periods * wanted_s, rel=0.5 / last) or last == 1
     # the version of a period is made by its last step
     assert all(one == other for one, other in trained[1:])
-    assert np.diff([one for one, _ in trained]).tolist()[1:] == [more] * TINY.periods + [less] * TINY.periods
+    assert np.diff([one for one, _ in trained]).tolist()[1:] == [
+        steps for steps in (more, less, last) for _ in range(TINY.periods)
+    ]
     longest_s = (recipe.loop.max_ticks + 20) * recipe.spec.period_ns / 1e9
     for period in (period for one in found for period in one.periods):
         assert 0.1 < period.episode_s <= longest_s
