@@ -8,7 +8,7 @@ from demonstrations of scripted operators in a real buffer.
 
 - `alone`: one shape. `together`: both, the same demonstrations and as many updates; each update has a batch of each.
 - `from scratch`: the third one alone, from so many demonstrations of its own. `joined`: the run of both goes on with it
-  for as many updates.
+  for as many updates. Each is measured after several numbers of updates, and judged by its own best one.
 
 Training, recording and evaluating are those of `vla-fleet train` and `vla-fleet eval`; runs are beside each other, one
 process for each core. `--keep` remembers each in DIR when it is done, so that what was stopped goes on.
@@ -36,8 +36,8 @@ from fleet.evaluation.statistics import paired_difference
 
 ENOUGH, WORSE = 0.8, 0.03
 """success that the third one is to reach; what a shape may lose by the other one"""
-Outcomes: TypeAlias = Mapping[tuple[int, str, str], list[MeasuredEpisode]]
-"""by seed, run and member"""
+Found: TypeAlias = Mapping[tuple[int, str, str], list[list[MeasuredEpisode]]]
+"""by seed, run and member, of each number of updates"""
 
 
 def measure(quick: bool, keep: Path) -> Result:
@@ -65,11 +65,11 @@ def measure(quick: bool, keep: Path) -> Result:
     )
 
 
-def report(size: EmbodimentsSize, found: Outcomes) -> Result:
+def report(size: EmbodimentsSize, found: Found) -> Result:
     """The tables."""
 
-    def shares(run_name: str, member: str) -> list[float]:
-        return [rate(found[seed, run_name, member]).share for seed in size.seeds]
+    def shares(run_name: str, member: str, at: int = 0) -> list[float]:
+        return [rate(found[seed, run_name, member][at]).share for seed in size.seeds]
 
     rows, goals = [], []
     for member in PAIR:
@@ -86,14 +86,17 @@ def report(size: EmbodimentsSize, found: Outcomes) -> Result:
             }
         )
         goals.append(Goal(f"{member}: together minus alone, success", gain, f"at least -{WORSE}", gain >= -WORSE))
-    more, enough = [], {}
+    more: list[dict[str, Any]] = [{"demonstrations of its own": own} for own in size.own]
+    enough: dict[str, int | None] = {}
     for how in ("from scratch", "joined"):
-        short = [own for own in size.own if np.mean(shares(f"{how} {own}", THIRD)) < ENOUGH]
-        enough[how] = next((own for own in size.own if own > max(short, default=0)), None)
-    for own in size.own:
-        more.append(
-            {"demonstrations of its own": own} | {how: interval(shares(f"{how} {own}", THIRD)) for how in enough}
-        )
+        least = []
+        for at, updates in enumerate(size.own_updates):
+            reached = {own: shares(f"{how} {own}", THIRD, at) for own in size.own}
+            for row in more:
+                row[f"{how}, {updates} updates"] = interval(reached[row["demonstrations of its own"]])
+            short = [own for own in size.own if np.mean(reached[own]) < ENOUGH]
+            least += [own for own in size.own if own > max(short, default=0)]
+        enough[how] = min(least, default=None)
     needed = {how: float("inf") if least is None else float(least) for how, least in enough.items()}
     less = needed["joined"] < needed["from scratch"]
     scratch = enough["from scratch"] or f"more than {max(size.own)}"
@@ -105,14 +108,16 @@ def report(size: EmbodimentsSize, found: Outcomes) -> Result:
             less,
         )
     )
-    kept = {member: shares(f"joined {max(size.own)}", member) for member in PAIR}
+    kept = {member: shares(f"joined {max(size.own)}", member, -1) for member in PAIR}
     notes = [
         f"{len(size.seeds)} seed(s): other first weights, batches and demonstrations; mean (lowest to highest). "
         f"{size.episodes} held-out scenes for each, {size.own_episodes} of the third one; of the difference the 95 % "
         "interval on the same scenes (Newcombe).",
-        f"{size.updates} updates, then {size.own_updates} with the third one, or of it alone; a batch of {size.batch} "
-        "of each robot in an update.",
-        f"When the third one had joined with {max(size.own)} demonstrations: "
+        f"{size.updates} updates, a batch of {size.batch} of each robot in each. An update with the third one has "
+        f"three such batches, of which it has {_share():.0%} on average; one of it alone has one.",
+        "Few demonstrations are soon learned by heart: each way to learn is judged by that number of updates with "
+        "which it needs the fewest.",
+        f"When the third one had joined with {max(size.own)} demonstrations, {max(size.own_updates)} updates later: "
         + "; ".join(f"{member} {interval(values)}" for member, values in kept.items())
         + ".",
     ]
@@ -120,14 +125,20 @@ def report(size: EmbodimentsSize, found: Outcomes) -> Result:
     return Result("Robots of several shapes share weights", rows, goals, notes, {f"A third robot, {third}": more})
 
 
-def _difference(size: EmbodimentsSize, found: Outcomes, member: str) -> tuple[float, float]:
+def _difference(size: EmbodimentsSize, found: Found, member: str) -> tuple[float, float]:
     """95 % interval of together minus alone, over the scenes of all seeds."""
     counts = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
     for seed in size.seeds:
-        both, alone = found[seed, "together", member], found[seed, f"alone {member}", member]
+        (both,), (alone,) = found[seed, "together", member], found[seed, f"alone {member}", member]
         for one, other in zip(both, alone, strict=True):
             counts[one.success, other.success] += 1
     return paired_difference(*counts.values())
+
+
+def _share() -> float:
+    """Of the batches, that the third one has once all have joined."""
+    members = get_recipe(JOB).members
+    return members[THIRD].share / sum(one.share for one in members.values())
 
 
 def _say(began: float, text: str) -> None:

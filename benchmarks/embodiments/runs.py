@@ -29,6 +29,10 @@ FIRST, SECOND, THIRD = lab_fetch.MEMBERS
 PAIR = (FIRST, SECOND)
 
 
+Outcomes = dict[str, list[list[MeasuredEpisode]]]
+"""of a run, by member and number of updates"""
+
+
 @dataclass(frozen=True, slots=True)
 class EmbodimentsSize:
     """How much of everything."""
@@ -38,7 +42,8 @@ class EmbodimentsSize:
     updates: int = 3000
     own: tuple[int, ...] = (5, 10, 20, 30, 40, 60)
     """episodes of the third one"""
-    own_updates: int = 800
+    own_updates: tuple[int, ...] = (300, 800, 1600)
+    """of the third one, after each of which it is measured: few demonstrations are soon learned by heart"""
     batch: int = 64
     episodes: int = 80
     """held-out ones of each of the two, its tasks together"""
@@ -48,7 +53,7 @@ class EmbodimentsSize:
 
 
 FULL = EmbodimentsSize()
-QUICK = EmbodimentsSize({FIRST: 4, SECOND: 6}, 150, (2, 4), 60, 32, 4, 4, (0,))
+QUICK = EmbodimentsSize({FIRST: 4, SECOND: 6}, 150, (2, 4), (30, 60), 32, 4, 4, (0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ class EmbodimentsRun:
     seed: int
     name: str
     members: tuple[str, ...]
-    updates: int
-    """in all, those of `after` included"""
+    updates: tuple[int, ...]
+    """in all, those of `after` included, after each of which it is measured"""
     own: int = 0
     """demonstrations that the third one has, where it is a member"""
     after: str = ""
@@ -69,8 +74,8 @@ class EmbodimentsRun:
 
 def first_runs(size: EmbodimentsSize, seed: int) -> list[EmbodimentsRun]:
     """The longest first."""
-    together = EmbodimentsRun(seed, "together", PAIR, size.updates, measured=PAIR)
-    alone = [EmbodimentsRun(seed, f"alone {name}", (name,), size.updates, measured=(name,)) for name in PAIR]
+    together = EmbodimentsRun(seed, "together", PAIR, (size.updates,), measured=PAIR)
+    alone = [EmbodimentsRun(seed, f"alone {name}", (name,), (size.updates,), measured=(name,)) for name in PAIR]
     scratch = [
         EmbodimentsRun(seed, f"from scratch {own}", (THIRD,), size.own_updates, own, measured=(THIRD,))
         for own in size.own
@@ -80,7 +85,7 @@ def first_runs(size: EmbodimentsSize, seed: int) -> list[EmbodimentsRun]:
 
 def later_runs(size: EmbodimentsSize, seed: int) -> list[EmbodimentsRun]:
     """Those that go on from the first ones."""
-    members, updates = (*PAIR, THIRD), size.updates + size.own_updates
+    members, updates = (*PAIR, THIRD), tuple(size.updates + own for own in size.own_updates)
     return [
         EmbodimentsRun(
             seed, f"joined {own}", members, updates, own, "together", members if own == max(size.own) else (THIRD,)
@@ -113,26 +118,29 @@ def record(size: EmbodimentsSize, seed: int, root: Path) -> None:
     done.touch()
 
 
-def train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> dict[str, list[MeasuredEpisode]]:
-    """Outcomes by member; `root` keeps them."""
+def train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> Outcomes:
+    """`root` keeps it."""
     path = root / f"{wanted.name}-{wanted.seed}.json"
     found = kept(path, lambda: msgspec.to_builtins(_train_and_measure(size, wanted, root)))
-    return msgspec.convert(found, dict[str, list[MeasuredEpisode]])
+    return msgspec.convert(found, Outcomes)
 
 
-def _train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> dict[str, list[MeasuredEpisode]]:
+def _train_and_measure(size: EmbodimentsSize, wanted: EmbodimentsRun, root: Path) -> Outcomes:
     data, place = DataDirectory(root / f"data-{wanted.seed}"), root / f"{wanted.name}-{wanted.seed}"
     shutil.rmtree(place, ignore_errors=True)
     if wanted.after:
         shutil.copytree(root / f"{wanted.after}-{wanted.seed}", place)
     weights, snapshot = place / "trained.safetensors", _snapshot(wanted.own) if wanted.own else ""
-    recipe = make_job(size, wanted.members)
-    with open_offline_trainer(recipe, data, DataDirectory(place), wanted.seed, wanted.updates, snapshot) as trainer:
-        while not trainer.finished:
-            trainer.step()
-        trainer.save()
-        weights.write_bytes(trainer.weights())
-    return {name: _measured(size, name, weights) for name in wanted.measured}
+    recipe, found = make_job(size, wanted.members), Outcomes({name: [] for name in wanted.measured})
+    for updates in wanted.updates:
+        with open_offline_trainer(recipe, data, DataDirectory(place), wanted.seed, updates, snapshot) as trainer:
+            while not trainer.finished:
+                trainer.step()
+            trainer.save()
+            weights.write_bytes(trainer.weights())
+        for name in wanted.measured:
+            found[name].append(_measured(size, name, weights))
+    return found
 
 
 def make_job(size: EmbodimentsSize, members: tuple[str, ...]) -> Recipe:
