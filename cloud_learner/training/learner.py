@@ -94,6 +94,9 @@ class Learner:
         """updates that were made"""
         self.random_lock = threading.Lock()
         """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
+        for one in self.algorithm.networks.values():
+            # where the policy was made; what an algorithm has beside it need not mind
+            one.module.to(next(policy.module.parameters()).device)
         self.networks: dict[str, OptimizedNetwork] = {
             name: make_network(name, one, training, group) for name, one in self.algorithm.networks.items()
         }

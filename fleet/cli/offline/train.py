@@ -289,13 +289,12 @@ def _check_population(options: TrainOptions, recipe: Recipe) -> None:
 
 
 def _train_on_ranks(training: _Training, shutdown: ShutdownSignal) -> str:
-    import torch
-
     from fleet.ray_backend.ranks import train_on_ranks
 
     options, directory = training.options, training.noted.parent
     with show_noted_progress(training.noted, training.steps, "steps"):
-        gpus = torch.cuda.is_available()
+        # what a rank computes is where its policy is
+        gpus = options.overrides.uses_gpu
         train_on_ranks(training, options.ranks, directory, options.ray_address, gpus, lambda: shutdown.count)
     return read_progress(training.noted).ended
 

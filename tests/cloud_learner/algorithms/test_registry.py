@@ -235,6 +235,13 @@ def test_its_own_network_is_the_same_under_the_same_seed() -> None:
     assert [one["guessed"] for one in run(0)] != [one["guessed"] for one in run(1)]
 
 
+def test_its_own_network_goes_where_the_policy_is() -> None:
+    policy = FlowPolicy(SPEC, NET, seed=0)
+    policy.module.to("meta")
+    learner = Learner(policy, Guessing(), TrainingConfig(batch=4))
+    assert {one.device.type for one in learner.algorithm.guess.parameters()} == {"meta"}
+
+
 def test_a_network_without_shapes_and_no_algorithm_at_all_are_named() -> None:
     with pytest.raises(PolicyError, match=r"network 'guess' has parameters whose shapes .*feature_width"):
         Learner(FlowPolicy(SPEC, NET, seed=0), Guessing(lazy=True), TrainingConfig(batch=4))
