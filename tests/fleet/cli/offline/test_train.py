@@ -133,3 +133,7 @@ def test_killed_it_goes_on_from_its_checkpoint_and_interrupted_from_its_last_ste
     done = vla_fleet(*words, str(reached + 1))
     assert done.returncode == 0 and f"resumed at gradient step {reached}." in done.stderr
     assert f"after {reached + 1} gradient steps" in done.stdout
+    once = tmp_path / "once"
+    vla_fleet(*(str(once) if word == str(out) else word for word in words), str(reached + 1))
+    made = [(place / "trained.safetensors").read_bytes() for place in (out, once)]
+    assert made[0] == made[1], "as if it had never stopped"
