@@ -73,7 +73,7 @@ class UpdateStep(Protocol):
         """One step of `network`'s optimiser down the mean of `loss` over as many batches as the training accumulates;
         that mean.
 
-        `loss` runs in the training's precision. Raises `InvalidDataError`, the network unchanged, where it or its
+        `loss` runs in the training's precision. Raises `NotFiniteError`, the network unchanged, where it or its
         gradient is not finite.
         """
         ...

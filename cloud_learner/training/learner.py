@@ -33,7 +33,7 @@ from policies.common.embodiments import EmbodimentTable
 from policies.common.weights import base_sha256
 from policies.interface.capabilities import Joinable
 from policies.interface.policy import Batch, TrainablePolicy
-from wire.errors import ConfigError, InvalidDataError, PolicyError
+from wire.errors import ConfigError, NotFiniteError, PolicyError
 
 _EMBODIMENTS = "embodiments"
 _RESUME = (
@@ -110,7 +110,7 @@ class Learner:
     def step(self, source: BatchSource) -> Metrics:
         """One update; what the algorithm says of it, and the norms of gradients.
 
-        Raises `InvalidDataError` where a loss or a gradient is not finite: its network is then as it was before.
+        Raises `NotFiniteError` where a loss or a gradient is not finite: its network is then as it was before.
         `ConfigError` for a network that cannot be compiled though the training says so.
         """
         metrics = self.algorithm.update(_Step(self, source))
@@ -260,14 +260,14 @@ class _Step:
             total += learner.group.mean(value.item())
             if not math.isfinite(total):
                 network.begin()
-                raise InvalidDataError(self._not_applied(name, f"the loss is {total}"))
+                raise NotFiniteError(self._not_applied(name, f"the loss is {total}"))
             # a checkpointed part of a network draws again what it drew
             with self._shared():
                 network.backward(value)
         norm = network.clipped_norm()
         if not math.isfinite(norm):
             network.begin()
-            raise InvalidDataError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
+            raise NotFiniteError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
         network.step(learner.gradient_steps)
         learner.note_norm(name, norm)
         return total
