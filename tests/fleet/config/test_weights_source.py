@@ -93,7 +93,8 @@ def test_a_version_whose_file_went_is_named_with_the_way_out(fleet: Path) -> Non
         with pytest.raises(ConfigError) as refused:
             parse_source(f"{fleet}:1").read()
         assert str(refused.value) == (
-            f"version 1 of {fleet} is not kept any more: {path} is gone. Take newest, or one whose file is in {weights}."
+            f"version 1 of {fleet} is not kept any more: {path} is gone. "
+            f"Take newest, or one whose file is in {weights}."
         )
     finally:
         (fleet / "elsewhere").rename(path)
