@@ -42,7 +42,9 @@ class AlgorithmsSize:
     """success that is to be reached"""
 
 
-FULL = AlgorithmsSize(("push", "pick-place", "peg-insert-side"), (CONTROL, "recap", "lwd"), (0, 1, 2), 18_000, 1_800, 40)
+FULL = AlgorithmsSize(
+    ("push", "pick-place", "peg-insert-side"), (CONTROL, "recap", "lwd"), (0, 1, 2), 18_000, 1_800, 40
+)
 QUICK = AlgorithmsSize(("push",), (CONTROL, "recap", "lwd"), (0,), 600, 300, 2)
 
 

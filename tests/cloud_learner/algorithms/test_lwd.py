@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.algorithms.critic_updates import select_rows
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.algorithms.interface import POLICY as POLICY_NETWORK
 from cloud_learner.algorithms.judged import read_outcomes
-from cloud_learner.algorithms.lwd import Lwd, select_rows
+from cloud_learner.algorithms.lwd import Lwd
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import HUMAN, POLICY
 from cloud_learner.buffer.sampling.target import Moment, StepRuns

@@ -264,7 +264,14 @@ def test_ranks_are_refused_for_what_is_good_is_not_shared() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("horizon_ticks", 0), ("window", 0), ("own_weight", 0), ("recovery_weight", -1), ("positive_share", 1.0), ("online_share", 0)],
+    [
+        ("horizon_ticks", 0),
+        ("window", 0),
+        ("own_weight", 0),
+        ("recovery_weight", -1),
+        ("positive_share", 1.0),
+        ("online_share", 0),
+    ],
 )
 def test_settings_that_it_cannot_work_with_are_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
