@@ -14,6 +14,7 @@ from wire.errors import ConfigError, suggest
 
 GROUP = "vla_fleet.algorithms"
 _BUILT_IN = (
+    EntryPoint("chunk-edit", "cloud_learner.algorithms.chunk_edit:ChunkEdit", GROUP),
     EntryPoint("hg-dagger", "cloud_learner.algorithms.hg_dagger:HGDagger", GROUP),
     EntryPoint("lwd", "cloud_learner.algorithms.lwd:Lwd", GROUP),
     EntryPoint("recap", "cloud_learner.algorithms.recap:Recap", GROUP),
