@@ -118,7 +118,7 @@ def test_policies_that_do_not_fit_are_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match=r"'chunk-edit' needs a policy with an editor.*was made without"):
         ChunkEdit(n_step=4).make(FlowPolicy(SPEC, NET))
     with pytest.raises(ConfigError, match=r"'chunk-edit' needs a policy that makes actions by a flow"):
-        ChunkEdit().make(TokenPolicy(REACHER, REACHING, None))
+        ChunkEdit().make(TokenPolicy(REACHER, REACHING))
     with pytest.raises(ConfigError, match="n_step"):
         ChunkEdit(n_step=100).make(FlowPolicy(SPEC, EDITED))
 
