@@ -61,6 +61,9 @@ class CriticConfig(AlgorithmConfig):
     """how often a step of the policy's own is drawn, for each step of a person"""
     recovery_weight: float = 1.0
     """how often a step by which a person brought the robot back is drawn; 0: no window begins there"""
+    taken_over_worth: float = 0.0
+    """what a chunk of the policy's own is worth in which somebody takes over (RLIF, arXiv 2311.12996): with what it
+    came to in the end, by their help, it would be as good to be helped as to need none"""
     critic_width: int = 128
     """hidden units of the critic's networks"""
     critic_rate: float = 1.0
@@ -68,6 +71,8 @@ class CriticConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         self._require_positive("n_step", "own_weight", "critic_width", "critic_rate")
+        if not 0 <= self.taken_over_worth <= 1:
+            raise ConfigError(f"{self._who}: taken_over_worth is {self.taken_over_worth}; it must be from 0 to 1.")
         for name in ("gamma", "level", "online_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{self._who}: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
@@ -209,7 +214,8 @@ class CriticUpdates(Algorithm):
         config, critic = self._judging, cast("ChunkCritic", step.average(CRITIC))
         ends = (steps.ticks_to_end >= 0) & (steps.ticks_to_end < config.n_step)
         next_ticks = np.asarray(batch["next_ticks"]).reshape(ends.shape)
-        usable = np.where(ends, steps.known, next_ticks > 0)
+        taken = steps.own & np.asarray(batch["taken_over"]).reshape(ends.shape)
+        usable = np.where(ends, steps.known, next_ticks > 0) | taken
         own_state = np.asarray(batch["next_state"])
         later = batch | {"state": own_state, "images": batch["next_images"], "seen_state": own_state}
         next_features = self.features(step, later)
@@ -226,6 +232,7 @@ class CriticUpdates(Algorithm):
         targets = td_targets(
             ticks_to_end, tensor(steps.succeeded), tensor(next_ticks), what_comes, config.n_step, config.gamma
         )
+        targets = torch.where(tensor(taken), config.taken_over_worth, targets)
         return usable, JudgedChunks(features, actions, targets, critic.q(features, actions).amin(0))
 
     def judged_part(self, actions: torch.Tensor) -> torch.Tensor:

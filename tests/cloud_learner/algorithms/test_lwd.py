@@ -62,6 +62,7 @@ def drawn(seed: int, images: int = IMAGES, **changes: object) -> dict[str, objec
             "next_state": rng.normal(0, 0.5, (images, 2)).astype(np.float32),
             "next_images": {name: frames[::-1].copy() for name, frames in grouped["images"].items()},
             "next_ticks": rng.integers(1, N_STEP + 1, images),
+            "taken_over": np.zeros(images, bool),
             **changes,
         }
     )
@@ -108,13 +109,14 @@ def test_everybodys_steps_are_drawn_with_what_came_after_and_the_policys_once_th
 
 
 def test_the_critic_learns_of_a_chunk_what_a_loop_over_the_batch_says() -> None:
-    subject = learner(level=0.8)
+    subject = learner(level=0.8, taken_over_worth=0.125)
     run(subject, 0, 4)
     batch = drawn(9, images=40)
     batch["outcome"][:6] = (-1, -1, -1, UNJUDGED, UNJUDGED, UNJUDGED)
     batch["ticks_to_end"][:6] = (-1, -1, -1, 0, 2, 8)
     batch["next_ticks"][:6] = (3, 1, 0, 1, 3, 3)
     batch["next_ticks"][30:] = 0
+    batch["actor"][26:32], batch["taken_over"][26:32] = (POLICY, HUMAN, POLICY) * 2, True
     batch["mask"][7, 1:] = 0
     step, policy = step_of(subject), subject.policy
     with torch.no_grad():
@@ -129,7 +131,9 @@ def test_the_critic_learns_of_a_chunk_what_a_loop_over_the_batch_says() -> None:
         actions = batch["actions"][i].copy()
         if i == 7:
             actions[1:] = actions[0]
-        if 0 <= left < N_STEP:
+        if batch["taken_over"][i] and batch["actor"][i] == POLICY:
+            target = 0.125
+        elif 0 <= left < N_STEP:
             if not known:
                 continue
             target = GAMMA**left if batch["outcome"][i] == SUCCESS else 0.0
@@ -291,6 +295,7 @@ def either_way(rng: np.random.Generator) -> dict[str, object]:
         "actor": rng.choice([POLICY, HUMAN], 64).astype(np.uint8),
         "ticks_to_end": np.ones(64, np.int64),
         "next_ticks": np.full(64, 2),
+        "taken_over": np.zeros(64, bool),
     }
 
 

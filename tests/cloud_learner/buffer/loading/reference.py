@@ -11,7 +11,8 @@ import numpy as np
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import marked_actor
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, MemoryBuffer
-from wire.messages.gateway import CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
+from wire.types import Actor
 
 
 class Reference:
@@ -181,6 +182,8 @@ class Reference:
         elif any(picture is None for picture in pictures.values()):
             ticks, state = 0, steps[0][0].state[steps[0][1]]
         assert batch["next_ticks"][at] == ticks
+        acted = [ACTORS[s.actor[t]] for s, t in steps[: self.n_step + 1]]
+        assert batch["taken_over"][at] == (acted[0] == Actor.policy and bool({Actor.human, Actor.script} & {*acted}))
         gains = [s.reward[t] * self.gamma**i for i, (s, t) in enumerate(steps[:ticks])]
         np.testing.assert_allclose(batch["n_step_return"][at], sum(gains), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(batch["discount"][at], 0 if ends else self.gamma**ticks, rtol=1e-6)
