@@ -10,6 +10,7 @@
     │   └── RejectedError      the other side said no, with its reason
     ├── SpecMismatchError      data or a policy made for another robot
     ├── InvalidDataError       a value that must not be stored or executed (NaN, wrong shape, time going back)
+    │   └── NotFiniteError     a gradient step that was not applied
     ├── StorageError
     │   ├── DiskFullError      no room left; what was being written was taken back
     │   ├── NotWritableError   a directory or file that may not be written
@@ -86,6 +87,10 @@ class SpecMismatchError(FleetError):
 
 class InvalidDataError(FleetError):
     """A value that must not be stored or executed."""
+
+
+class NotFiniteError(InvalidDataError):
+    """A gradient step whose loss or gradient is not finite; it was not applied."""
 
 
 class StorageError(FleetError):

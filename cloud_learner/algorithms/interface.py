@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 POLICY = "policy"
 """name of the network that robots act by"""
 Metrics = dict[str, float]
-"""What an update says of itself, by name; `loss` is shown everywhere."""
+"""What an update says of itself, by name; `loss`, a finite number, is shown everywhere and has to be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class DataNeeds:
     """discount of a tick, with `n_step`"""
     labels: tuple[str, ...] = ()
     """names of step labels (`Ledger.put_step_labels`) that batches bring"""
+    samples_per_insert: float = 0.0
+    """online, at most so many steps are drawn for each one that is recorded, unless the recipe has a number of its own;
+    0: as many as the trainer manages"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class UpdateStep(Protocol):
         """One step of `network`'s optimiser down the mean of `loss` over as many batches as the training accumulates;
         that mean.
 
-        `loss` runs in the training's precision. Raises `InvalidDataError`, the network unchanged, where it or its
-        gradient is not finite.
+        `loss` runs in the training's precision and gives a scalar. Raises `NotFiniteError`, the network unchanged,
+        where it or its gradient is not finite, and `ConfigError` where it is no scalar.
         """
         ...
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 from wire.errors import ConfigError
 from wire.weights.delta import Precision
@@ -27,6 +28,17 @@ class RateSchedule(StrEnum):
 
 
 _LAST_RATE = 0.1
+LONGEST_S = 1e10
+"""of a setting in seconds, which is counted in nanoseconds: three centuries"""
+
+
+def require_finite(config: Any, what: str) -> None:
+    """Raise `ConfigError` that begins with `what` for a number in a field of that dataclass which is not finite."""
+    for one in fields(config):
+        value = getattr(config, one.name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+            raise ConfigError(f"{what}: {one.name} is {value}; it must be finite.")
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class TrainingConfig:
     """time between two published versions"""
 
     def __post_init__(self) -> None:
+        require_finite(self, "training")
         positive = ("batch", "ticks_per_frame", "accumulate", "learning_rate", "decay_steps", "gradient_clip")
         for name in (*positive, "publish_every_s"):
             if not getattr(self, name) > 0:
@@ -81,6 +94,12 @@ class TrainingConfig:
         for name in ("warmup_steps", "weight_decay", "shift_px", "pretrain_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"training: {name} is {getattr(self, name)}; it must not be negative.")
+        if self.publish_every_s > LONGEST_S:
+            raise ConfigError(
+                f"training: publish_every_s is {self.publish_every_s}; it must be at most {LONGEST_S:g} seconds."
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"training: betas are {self.betas}; both must be in [0, 1).")
         if self.spike_factor and self.spike_factor <= 1:
             raise ConfigError(f"training: spike_factor is {self.spike_factor}; it must be above 1, or 0 for none.")
         if not 0 <= self.offset_share <= 1:

@@ -6,6 +6,7 @@ demonstrations, whenever that is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -22,6 +23,8 @@ from policies.interface.policy import Batch, NormalizationData
 from wire.errors import InvalidDataError
 from wire.messages.gateway import Segment
 from wire.types import RobotSpec
+
+log = logging.getLogger(__name__)
 
 _GREATEST = ("newest_row", "echo")
 """figures that are not summed"""
@@ -45,7 +48,8 @@ class EmbodimentMix:
     def __init__(
         self, members: Mapping[str, MixMember], learn_batches: int = 0, on_learned: Callable[[str], None] | None = None
     ) -> None:
-        """`on_learned` is told the spec's hash when a member is about to have its batch number `learn_batches`.
+        """`on_learned` is told the spec's hash when a member is about to have its batch number `learn_batches`, and
+        once more by the next one after `restore` or `go_back`.
 
         Raises `ConfigError` for no member and for shares that are not positive.
         """
@@ -58,6 +62,8 @@ class EmbodimentMix:
         """members that take part, in the order in which they joined"""
         self._batches: dict[str, int] = {}
         """that each was given"""
+        self._learned: set[str] = set()
+        """members of which `on_learned` was told"""
 
     @property
     def config(self) -> DatasetConfig:
@@ -134,7 +140,8 @@ class EmbodimentMix:
         name, batch = self._turns.next()
         self._batches[name] += 1
         spec_hash = self._members[name].spec.hash
-        if self._batches[name] == self._learn_batches and self._on_learned is not None:
+        if self._on_learned is not None and name not in self._learned and self._batches[name] >= self._learn_batches:
+            self._learned.add(name)
             self._on_learned(spec_hash)
         return {**batch, "spec_hash": spec_hash}
 
@@ -167,15 +174,34 @@ class EmbodimentMix:
 
         Raises `InvalidDataError` for a state of others.
         """
+        joined, batches = self._read_joined(state)
+        same = self._turns.restore(state)
+        self._set_joined(joined, batches)
+        return same
+
+    def go_back(self, state: Mapping[str, Any]) -> None:
+        """Those take part that did at `state`, with as many batches; all others join again. Batches go on.
+
+        The network that batches are for knows nobody else. All join again where `state` cannot be read.
+        """
+        try:
+            self._set_joined(*self._read_joined(state))
+        except InvalidDataError as error:
+            log.warning("all robots join again: %s", error)
+            self._set_joined([], {})
+
+    def _read_joined(self, state: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
         try:
             joined, batches = msgspec.convert((state["joined"], state["batches"]), tuple[list[str], dict[str, int]])
         except (KeyError, msgspec.ValidationError) as error:
             raise InvalidDataError(f"mixture: the state cannot be read ({error}); begin anew without it.") from error
         if unknown := sorted(set(joined) - self._members.keys()):
             raise InvalidDataError(f"mixture: the state is also of {unknown}; there are {sorted(self._members)}.")
-        same = self._turns.restore(state)
+        return joined, batches
+
+    def _set_joined(self, joined: list[str], batches: dict[str, int]) -> None:
         self.joined, self._batches = joined, batches
-        return same
+        self._learned.clear()
 
     def close(self) -> None:
         """As `ReplayDataset.close`, of each."""

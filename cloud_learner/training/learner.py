@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Protocol
 
 import msgspec
@@ -33,7 +34,7 @@ from policies.common.embodiments import EmbodimentTable
 from policies.common.weights import base_sha256
 from policies.interface.capabilities import Joinable
 from policies.interface.policy import Batch, TrainablePolicy
-from wire.errors import ConfigError, InvalidDataError, PolicyError
+from wire.errors import ConfigError, NotFiniteError, PolicyError
 
 _EMBODIMENTS = "embodiments"
 _RESUME = (
@@ -83,22 +84,27 @@ class Learner:
         self.policy = policy
         self.training = training
         self.group = group
+        self.named = f"algorithm '{algorithm.name}'"
+        """for people"""
         algorithm.require_ranks(group.world)
         # its own networks begin alike under the same seed, on every rank
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.algorithm = algorithm.make(policy)
         if not isinstance(self.algorithm, Algorithm):
-            raise ConfigError(f"algorithm '{algorithm.name}': make() gave {self.algorithm!r}, which is no Algorithm.")
+            raise ConfigError(f"{self.named}: make() gave {self.algorithm!r}, which is no Algorithm.")
         self.gradient_steps = 0
         """updates that were made"""
         self.random_lock = threading.Lock()
         """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
+        for one in self.algorithm.networks.values():
+            # where the policy was made; what an algorithm has beside it need not mind
+            one.module.to(next(policy.module.parameters()).device)
         self.networks: dict[str, OptimizedNetwork] = {
             name: make_network(name, one, training, group) for name, one in self.algorithm.networks.items()
         }
         if POLICY not in self.networks:
-            raise ConfigError(f"algorithm '{algorithm.name}' trains {sorted(self.networks)}, and no '{POLICY}'.")
+            raise ConfigError(f"{self.named} trains {sorted(self.networks)}, and no '{POLICY}'.")
         self.device = self.networks[POLICY].device
         self.bfloat16 = training.precision == LossPrecision.bfloat16 and _has_bfloat16(self.device)
         self.seed = seed
@@ -107,14 +113,34 @@ class Learner:
     def step(self, source: BatchSource) -> Metrics:
         """One update; what the algorithm says of it, and the norms of gradients.
 
-        Raises `InvalidDataError` where a loss or a gradient is not finite: its network is then as it was before.
-        `ConfigError` for a network that cannot be compiled though the training says so.
+        Raises `NotFiniteError` where a loss or a gradient is not finite: its network is then as it was before.
+        `ConfigError` for a network that cannot be compiled though the training says so, and for an algorithm whose loss
+        is no scalar or whose metrics are not what `Metrics` says: no further step can be made then.
         """
-        metrics = self.algorithm.update(_Step(self, source))
+        metrics = self._checked(self.algorithm.update(_Step(self, source)))
         self.gradient_steps += 1
         for network in self.networks.values():
             network.update_average(self.gradient_steps)
         return self._norms | metrics
+
+    def _checked(self, metrics: object) -> Metrics:
+        """What an update gave, as it has to be."""
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"{self.named}: update() gave {metrics!r}, and no numbers by name.")
+        for name, value in metrics.items():
+            if not isinstance(name, str):
+                raise ConfigError(f"{self.named}: update() gave {name!r} as a name; it must be a word.")
+            if not isinstance(value, Real):
+                raise ConfigError(
+                    f"{self.named}: update() gave '{name}' as {type(value).__name__}, which is no number; of a tensor "
+                    "give its .item()."
+                )
+        if "loss" not in metrics:
+            raise ConfigError(f"{self.named}: update() gave {', '.join(metrics) or 'nothing'}, and no loss.")
+        found = {name: float(value) for name, value in metrics.items()}
+        if not math.isfinite(found["loss"]):
+            raise ConfigError(f"{self.named}: update() gave a loss of {found['loss']}; it must be finite.")
+        return found
 
     def note_norm(self, network: str, norm: float) -> None:
         """Of its newest gradient, before it was clipped."""
@@ -253,21 +279,33 @@ class _Step:
         network.begin()
         for loss in losses:
             with self.random(), torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.bfloat16):
-                value = network.compute(network.compiled(loss)) / count
+                value = self._scalar(name, network.compute(network.compiled(loss))) / count
             total += learner.group.mean(value.item())
             if not math.isfinite(total):
                 network.begin()
-                raise InvalidDataError(self._not_applied(name, f"the loss is {total}"))
+                raise NotFiniteError(self._not_applied(name, f"the loss is {total}"))
             # a checkpointed part of a network draws again what it drew
             with self._shared():
                 network.backward(value)
         norm = network.clipped_norm()
         if not math.isfinite(norm):
             network.begin()
-            raise InvalidDataError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
+            raise NotFiniteError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
         network.step(learner.gradient_steps)
         learner.note_norm(name, norm)
         return total
+
+    def _scalar(self, name: str, loss: object) -> torch.Tensor:
+        """`loss`, as it has to be. Raises `ConfigError`."""
+        if not isinstance(loss, torch.Tensor):
+            wrong = f"is a {type(loss).__name__}; it must be a tensor that is a scalar."
+        elif loss.numel() != 1:
+            wrong = f"is a tensor of shape {list(loss.shape)}; it must be a scalar: take its mean."
+        elif not loss.requires_grad:
+            wrong = "depends on no weights that are trained: compute it by the network, with gradients."
+        else:
+            return loss
+        raise ConfigError(f"{self._learner.named}: its loss for '{name}' {wrong}")
 
     def _not_applied(self, name: str, reason: str) -> str:
         what = "" if name == POLICY else f" of '{name}'"

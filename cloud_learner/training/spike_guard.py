@@ -2,12 +2,14 @@
 
 What is done about it is what Chowdhery et al. 2022 ("PaLM", arXiv 2204.02311, section 5.1) did by hand: go back to a
 checkpoint from before, and pass over the batches that came after it. Losses that are compared are then those of after
-the return: a task that is new and hard takes a run back once, not for ever.
+the return: a task that is new and hard takes a run back once, not for ever. Gradient steps that are refused one after
+another are a spike as well: no finite loss is left to compare.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from itertools import islice
 
@@ -36,10 +38,21 @@ class SpikeGuard:
         """factor: so many times as high is a spike; 0: nothing is"""
         self._factor = factor
         self._losses: deque[float] = deque(maxlen=BEFORE + RECENT)
+        self._refused = 0
+        """newest gradient steps, in a row"""
 
     def note(self, loss: float) -> None:
-        """Of a gradient step."""
-        self._losses.append(loss)
+        """Of a gradient step; not finite: of one that was refused."""
+        if math.isfinite(loss):
+            self._losses.append(loss)
+            self._refused = 0
+        else:
+            self._refused += 1
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether there are losses enough that others can be compared with them."""
+        return len(self._losses) >= LEAST_BEFORE
 
     def forget(self) -> None:
         """Begin anew: the steps are those of other weights now."""
@@ -48,12 +61,13 @@ class SpikeGuard:
     @property
     def suspects(self) -> bool:
         """Whether the newest losses might begin a spike: what is saved now may be from inside it."""
-        return self._ratio(RECENT // 4) > self._factor > 0
+        return self._refused > 0 or self._ratio(RECENT // 4) > self._factor > 0
 
     @property
     def sees_spike(self) -> bool:
-        """Whether there is one."""
-        return self._ratio(RECENT) > self._factor > 0
+        """Whether there is one. Of refused steps each `RECENT` are one."""
+        refused = self._refused > 0 and self._refused % RECENT == 0
+        return self._factor > 0 and (refused or self._ratio(RECENT) > self._factor)
 
     def _ratio(self, newest: int) -> float:
         known = len(self._losses) - newest
@@ -76,35 +90,40 @@ class SpikeReturns:
 
     @property
     def suspects(self) -> bool:
-        """Whether what is saved now may be from inside a spike."""
-        return self._guard.suspects
+        """Whether what is saved now may be from inside a spike, as it may be so soon after a return that none would be
+        seen."""
+        return self._guard.suspects or (self.count > 0 and not self._guard.knows_enough)
 
     def on_saved(self) -> None:
         """There is a new checkpoint."""
         self._to_this_one = 0
 
-    def note(self, loss: float) -> None:
-        """Of a gradient step; then the learner may be back at an earlier one.
+    def note(self, loss: float) -> bool:
+        """Of a gradient step, not finite for one that was refused; whether the learner is back at an earlier one now.
 
         Raises `InvalidDataError` when going back has not helped: the last good state is on disk.
         """
         self._guard.note(loss)
         if not self._guard.sees_spike:
-            return
+            return False
         self._guard.forget()
         step = self._learner.gradient_steps
+        what = f"{RECENT} steps in a row were not applied, their losses or gradients not finite"
+        if math.isfinite(loss):
+            what = f"the loss has risen to {loss:.3g}"
         if not self._checkpoints.there:
-            log.warning("gradient step %d: the loss has risen to %.3g, with no checkpoint to go back to.", step, loss)
-            return
+            log.warning("gradient step %d: %s, with no checkpoint to go back to.", step, what)
+            return False
         if self._to_this_one == MOST_RETURNS:
             raise InvalidDataError(
-                f"gradient step {step}: the loss has risen to {loss:.3g} again after going back {MOST_RETURNS} times "
-                "to the same checkpoint. Train with a smaller learning rate (--set training.learning_rate=...), or "
-                "look for bad values in the newest data."
+                f"gradient step {step}: {what}, again after going back {MOST_RETURNS} times to the same checkpoint. "
+                "Train with a smaller learning rate (--set training.learning_rate=...), look for bad values in the "
+                f"newest data, or move the newest checkpoint in {self._checkpoints.directory} away, to go on from the "
+                "one before."
             )
         self._learner.group.announce(RankCommand.restore)
         self._checkpoints.go_back()
         self._to_this_one += 1
         self.count += 1
-        back = self._learner.gradient_steps
-        log.warning("gradient step %d: the loss has risen to %.3g: back to gradient step %d.", step, loss, back)
+        log.warning("gradient step %d: %s: back to gradient step %d.", step, what, self._learner.gradient_steps)
+        return True

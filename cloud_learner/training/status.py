@@ -102,7 +102,7 @@ class TrainerCounts:
     gradient_step_s: float = 0.0
     """spent on gradient steps"""
     returns: int = 0
-    """to a checkpoint, from a loss that had risen"""
+    """to a checkpoint, from a loss that had risen or steps that were refused"""
     published: int = 0
     """versions"""
     publish_s: float = 0.0

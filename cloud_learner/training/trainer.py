@@ -11,6 +11,7 @@ people corrected as many steps as `min_corrected_steps` says.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -34,7 +35,7 @@ from cloud_learner.training.timed_source import TimedSource
 from policies.interface.policy import NormalizationData
 from wire import codec
 from wire.clock import Clock, clock_name
-from wire.errors import ConfigError
+from wire.errors import ConfigError, NotFiniteError
 from wire.messages.gateway import (
     FetchPictures,
     Hello,
@@ -102,6 +103,8 @@ class Trainer:
         self._step_times_ns: deque[int] = deque(maxlen=50)
         now_ns = clock.now_ns()
         self._next_refresh_ns = self._next_status_ns = now_ns
+        self._saving_here = self._saved_here = (-1, -1)
+        """gradient step and version of the newest checkpoint that was begun, and of the newest that is there"""
         self._next_checkpoint_ns = now_ns + int(config.checkpoint_every_s * 1e9)
         self._stepped_ns = now_ns
         # A silent database is given up after a while, in which nothing is learned: that is a fifth of the time at most.
@@ -127,6 +130,7 @@ class Trainer:
             return True
         self._look_for_demonstrations()
         trained = not self._versions.offers_again and self._gradient_step()
+        self.counts.returns = self._spikes.count
         if (
             self.phase == TrainerPhase.pretraining
             and self.learner.gradient_steps >= self.learner.training.pretrain_steps
@@ -140,25 +144,39 @@ class Trainer:
                 with self._saving:
                     self._end_save()
             begun = self._versions.poll(self.session.accepted and not self._refreshing.failing)
-            due = self._clock.now_ns() >= self._next_checkpoint_ns and not self._spikes.suspects
+            due = self._clock.now_ns() >= self._next_checkpoint_ns
             waited_for = not self._checkpoints.there and (begun or self._versions.waits_for_checkpoint)
-            if (due or waited_for) and self._saving.due and not self._checkpoints.busy:
+            if (due or waited_for) and self._worth_saving and self._saving.due and not self._checkpoints.busy:
                 self._begin_save()
         self._report()
         return trained
 
     def save(self) -> None:
-        """Write a checkpoint now. Raises `StorageError`; the earlier ones are then untouched."""
-        self._begin_save()
-        self._checkpoints.wait()
-        self._end_save()
+        """Write a checkpoint now, unless the newest one is as good or better. Raises `StorageError`; the earlier ones
+        are then untouched."""
+        if self._worth_saving:
+            self._begin_save()
+            self._checkpoints.wait()
+            self._end_save()
+        elif self._spikes.suspects:
+            log.warning("gradient step %d is not saved: a spike may be under way.", self.learner.gradient_steps)
+
+    @property
+    def _worth_saving(self) -> bool:
+        return self._here != self._saved_here and not self._spikes.suspects
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        return self.learner.gradient_steps, self._versions.number
 
     def _begin_save(self) -> None:
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
+        self._saving_here = self._here
         self._checkpoints.begin({"phase": self.phase, **self._versions.state()})
 
     def _end_save(self) -> None:
         self._checkpoints.pop_result()
+        self._saved_here = self._saving_here
         self._spikes.on_saved()
         self.counts.saved_ns = self._clock.now_ns()
 
@@ -174,6 +192,7 @@ class Trainer:
             return
         self.phase = TrainerPhase(meta["phase"])
         self._versions.resume(meta, self.phase == TrainerPhase.online)
+        self._saved_here = self._here
         log.info("resumed at gradient step %d, version %d.", self.learner.gradient_steps, self._versions.number)
 
     # --- the gateway ----------------------------------------------------------------------------------------------
@@ -235,10 +254,16 @@ class Trainer:
             return False
         if self._limit is not None or not self._loading.due:
             return False
-        started_ns = self._clock.now_ns()
+        started_ns, refused = self._clock.now_ns(), False
         with self._loading:
-            metrics = self.learner.step(self._batches)
+            try:
+                metrics = self.learner.step(self._batches)
+            except NotFiniteError:
+                refused = True
+                raise
         waited_ns = self._batches.pop_waited_ns()
+        if refused:
+            self._spikes.note(math.nan)
         if self._loading.failing:
             return False
         self._losses.append(metrics["loss"])
@@ -250,7 +275,6 @@ class Trainer:
         self.counts.batch_wait_s += waited_ns / 1e9
         self.counts.gradient_step_s += (ended_ns - started_ns - waited_ns) / 1e9
         self._spikes.note(metrics["loss"])
-        self.counts.returns = self._spikes.count
         return True
 
     @property

@@ -99,7 +99,7 @@ def tiny(
 def export(
     out: Annotated[Path, typer.Argument(help="The directory to write, not there yet or empty.")],
     data: Recorded,
-    version: Annotated[int, typer.Option(min=0, help="Which published version; 0: the newest.")] = 0,
+    version: Annotated[int | None, unset("Which published version; default: the newest.", min=1)] = None,
 ) -> None:
     """Write a version that a fleet learned back as a lerobot checkpoint."""
     from fleet.tools.policy_commands import export_version

@@ -164,6 +164,13 @@ class Overrides:
         config = json.dumps(read_json(self.policy_config, "--policy-config")) if self.policy_config else ""
         return parse_policy(self.policy, config)
 
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether the policy was asked for on a graphics card."""
+        choice = self.choice()
+        runtime = choice.config.get("runtime") if choice is not None else None
+        return isinstance(runtime, dict) and str(runtime.get("device", "")).startswith("cuda")
+
     def on_cpu(self) -> Overrides:
         """The same policy without a graphics card: what acts has that for itself."""
         choice = self.choice()

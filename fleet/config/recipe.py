@@ -11,7 +11,14 @@ from cloud_learner.algorithms.interface import AlgorithmConfig
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
 from cloud_learner.rollout.config import RolloutConfig
-from cloud_learner.training.config import ActionCheckConfig, PopulationConfig, PublisherConfig, TrainingConfig
+from cloud_learner.training.config import (
+    LONGEST_S,
+    ActionCheckConfig,
+    PopulationConfig,
+    PublisherConfig,
+    TrainingConfig,
+    require_finite,
+)
 from fleet.config.weights_source import WeightsSource
 from fleet.evaluation.evaluator import EvaluatorConfig
 from hal.interfaces.dynamics import DynamicsModel
@@ -142,6 +149,19 @@ class Recipe:
     empty for a job of one shape"""
     share: float = 1.0
     """of the trainer's batches, where it is a member: beside the shares of the others"""
+
+    def __post_init__(self) -> None:
+        what = f"recipe '{self.name}'"
+        if not 0 <= self.checkpoint_every_s <= LONGEST_S:
+            raise ConfigError(
+                f"{what}: checkpoint_every_s is {self.checkpoint_every_s}; it must be from 0 to {LONGEST_S:g} seconds."
+            )
+        require_finite(self, what)
+        if self.keep_checkpoints < 1:
+            raise ConfigError(
+                f"{what}: keep_checkpoints is {self.keep_checkpoints}; it must be 1 or more, for training goes on from "
+                "the newest."
+            )
 
     def as_member(self, name: str) -> Recipe:
         """The recipe of a member in this job: what is its robot's is its own, everything else is the job's."""

@@ -86,8 +86,10 @@ class WeightsSource:
             return _read_file(self.path)
         if self.version == "trained" or (not self.version and not _has_versions(self.home)):
             return _read_trained(self.home)
-        number = _current(self.home) if self.version == "current" else int(self.version.replace("newest", "0") or 0)
-        number, data = read_version(self.home.root, number)
+        wanted: int | None = None
+        if self.version not in ("", "newest"):
+            wanted = _current(self.home) if self.version == "current" else int(self.version)
+        number, data = read_version(self.home.root, wanted)
         return LoadedWeights(data, number, hashlib.sha256(data).hexdigest())
 
 
@@ -99,10 +101,17 @@ def parse_source(text: str, what: str = "weights") -> WeightsSource:
     if not path.exists() and ":" in text:
         before, _, version = text.rpartition(":")
         path = Path(before).expanduser()
-        if version not in _WORDS and not version.isdecimal():
-            raise ConfigError(f"{what} {text}: a version is a number, {', '.join(_WORDS[:-1])} or {_WORDS[-1]}.")
+        if version not in _WORDS and not (version.isdecimal() and int(version)):
+            raise ConfigError(
+                f"{what} {text}: a version is a number from 1 on, {', '.join(_WORDS[:-1])} or {_WORDS[-1]}."
+            )
     path = path.resolve()
-    if path.is_file() and not version:
+    if path.is_file():
+        if version:
+            raise ConfigError(
+                f"{what} {text}: {path} is a file, which has no versions: leave version {version} out, or say the data "
+                "directory of the fleet that published it."
+            )
         return WeightsSource(SourceKind.file, path)
     if not path.is_dir():
         raise ConfigError(
@@ -114,8 +123,10 @@ def parse_source(text: str, what: str = "weights") -> WeightsSource:
     return WeightsSource(SourceKind.version, path, version)
 
 
-def read_version(root: Path, version: int) -> tuple[int, bytes]:
-    """Number and weights of a version of the fleet below `root`, 0 for the newest. Raises `ConfigError`,
+def read_version(root: Path, version: int | None) -> tuple[int, bytes]:
+    """Number and weights of a version of the fleet below `root`, None for the newest.
+
+    Raises `ConfigError` for one that is not there, and whose file went with other old ones; `StorageError`,
     `CorruptDataError`.
     """
     from fleet.config.data_directory import DataDirectory
@@ -125,13 +136,22 @@ def read_version(root: Path, version: int) -> tuple[int, bytes]:
         newest = ledger.newest_version()
         if newest is None:
             raise ConfigError(f"--data {root}: nothing was published there yet.")
-        number = version or newest.version.number
-        row = ledger.version(number)
+        most = newest.version.number
+        number = most if version is None else version
+        row = ledger.version(number) if 1 <= number <= most else None
         if row is None:
-            raise ConfigError(f"--version {number}: {root} has versions up to {newest.version.number}.")
+            raise ConfigError(
+                f"there is no version {number} in {root}, which has 1 to {most}. Say one of these, or newest."
+            )
     path = data.weights / row.path
     with storage_errors(f"reading version {number}", path):
-        weights = path.read_bytes()
+        try:
+            weights = path.read_bytes()
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"version {number} of {root} is not kept any more: {path} is gone. Take newest, or one whose file is "
+                f"in {data.weights}."
+            ) from error
     if hashlib.sha256(weights).hexdigest() != row.version.sha256:
         raise CorruptDataError(f"{path} is not what was published as version {number}. Take another version.")
     return number, weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cloud_learner.training.trainer import Trainer
     from policies.interface.policy import LearnedPolicy, NormalizationData
 
+log = logging.getLogger(__name__)
+
 
 def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int, base: Collection[str] = ()) -> DatasetConfig:
     """What the recipe's trainer asks the buffer for when it trains `policy`. `base`: tasks of base data, by name."""
@@ -55,7 +58,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int, base: Colle
         seed=seed,
         cache_bytes=recipe.cache_bytes,
         echo=recipe.echo,
-        samples_per_insert=recipe.samples_per_insert,
+        samples_per_insert=recipe.samples_per_insert or needs.samples_per_insert,
         validation=recipe.validation,
         workers=recipe.cache_workers,
         prefetch=recipe.prefetch,
@@ -97,6 +100,8 @@ def make_trainer(
             min_corrected_steps=recipe.min_corrected_steps if bounded else 0,
             max_samples_per_insert=recipe.max_samples_per_insert if bounded else 0.0,
         )
+        if missing := _missing_labels(recipe, parts.ledger):
+            log.warning("%s yet: until somebody writes them, it learns as of steps that nothing is said of.", missing)
         check = _make_check(recipe, parts, seed)
         publisher = VersionPublisher(parts.policy.save, data.published, recipe.publisher, check)
         trainer = Trainer(
@@ -152,14 +157,22 @@ def _require_labels(recipe: Recipe, ledger: Ledger) -> None:
     from cloud_learner.algorithms.registry import known
     from wire.errors import InvalidDataError
 
-    algorithm = recipe.algorithm
-    names = (*algorithm.needs().labels, algorithm.needs().target.label)
-    if missing := [name for name in names if name and not ledger.labelled_since(0, (name,))[0]]:
+    if missing := _missing_labels(recipe, ledger):
         raise InvalidDataError(
-            f"algorithm '{algorithm.name}' learns from the step labels {', '.join(missing)}, which no step of the "
-            "buffer has: have them written first (Ledger.put_step_labels), or choose another --algorithm of "
+            f"{missing}: have them written first (Ledger.put_step_labels), or choose another --algorithm of "
             f"{', '.join(sorted(known()))}."
         )
+
+
+def _missing_labels(recipe: Recipe, ledger: Ledger) -> str:
+    """Which labels an algorithm learns from that no step has; '' if there are none."""
+    algorithm, needs = recipe.algorithm, recipe.algorithm.needs()
+    names = (*needs.labels, needs.target.label)
+    missing = [name for name in names if name and not ledger.labelled_since(0, (name,))[0]]
+    if not missing:
+        return ""
+    said = ", ".join(missing)
+    return f"algorithm '{algorithm.name}' learns from the step labels {said}, which no step of the buffer has"
 
 
 def open_held_out_loss(recipe: Recipe, data: DataDirectory, seed: int, snapshot: str = "") -> HeldOutLoss:

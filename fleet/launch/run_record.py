@@ -6,6 +6,7 @@ option names, so that a run can be told from another, and be repeated, once the 
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -19,10 +20,15 @@ import msgspec
 
 from fleet.config.data_directory import DataDirectory, read_note, write_note
 from fleet.config.recipe import Recipe
-from fleet.config.settings import settings_of
+from fleet.config.settings import settings_of, value_text
 from policies.interface.registry import PolicyChoice
+from wire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = ("vla-fleet", "torch", "lerobot", "numpy", "msgspec", "metaworld", "mujoco")
+_FIXED = {"seed": "--seed", "start": "--from", "data": "--data", "dataset": "--dataset", "snapshot": "--snapshot"}
+"""what a training is of, from its first step to its last, as commands call it"""
 _PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]*@")
 
 
@@ -90,10 +96,12 @@ def keep_record(data: DataDirectory, record: RunRecord) -> Path:
     return path
 
 
-def newest_record(data: DataDirectory) -> RunRecord | None:
-    """Of the newest start that learned there, None when there was none. Raises `StorageError`."""
-    paths = sorted(data.runs.glob("*.json"), key=lambda path: path.name)
-    remedy = "Move it away: nothing depends on it."
+def newest_record(data: DataDirectory, command: str = "*") -> RunRecord | None:
+    """Of the newest start that learned there, or of the newest by that command, None when there was none.
+
+    Raises `StorageError`."""
+    paths = sorted(data.runs.glob(f"*-{command}-*.json"), key=lambda path: path.name)
+    remedy = "Move it away: it only says what was asked for."
     return read_note(paths[-1], RunRecord, "reading with what settings a run began", remedy) if paths else None
 
 
@@ -105,6 +113,22 @@ def differing_settings(one: RunRecord, other: RunRecord) -> list[tuple[str, Any,
         for name in dict.fromkeys((*first, *second))
         if first.get(name) != second.get(name)
     ]
+
+
+def require_same_training(data: DataDirectory, before: RunRecord, now: RunRecord) -> None:
+    """Raise `ConfigError` where `now` cannot go on with what `before` began in `data`: it is on other data, from other
+    weights or by another seed. Other settings may differ, and that is logged."""
+    differing = differing_settings(before, now)
+    if fixed := [one for one in differing if one[0] in _FIXED]:
+        named = ", ".join(f"{_FIXED[name]} {_said(was)} (now {_said(said)})" for name, was, said in fixed)
+        raise ConfigError(f"{data.root} was begun with {named}: say the same to go on, or choose another --out.")
+    if differing:
+        named = ", ".join(f"{name} {_said(said)} (was {_said(was)})" for name, was, said in differing)
+        log.info("%s goes on with other settings: %s.", data.root, named)
+
+
+def _said(value: Any) -> str:
+    return value_text(value) or "none"
 
 
 def _compared(record: RunRecord) -> dict[str, Any]:

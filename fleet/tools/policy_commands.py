@@ -141,8 +141,8 @@ def recipe_of(root: Path) -> tuple[Recipe, Overrides]:
     return recipe, Overrides(policy=f"lerobot:{data.policy}") if recipe.tiny else Overrides()
 
 
-def export_version(root: Path, version: int, out: Path) -> int:
-    """Write a published version as a lerobot checkpoint into `out`; its number.
+def export_version(root: Path, version: int | None, out: Path) -> int:
+    """Write a published version, None for the newest, as a lerobot checkpoint into `out`; its number.
 
     Raises `ConfigError` when there is no such version or the policy is none of lerobot's.
     """

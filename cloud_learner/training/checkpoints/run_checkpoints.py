@@ -39,7 +39,7 @@ class RunCheckpoints:
         """whether this run can be resumed"""
         self.busy = False
         """whether one is being written, or was and its result is still here"""
-        self._directory, self._kept = directory, kept
+        self.directory, self._kept = directory, kept
         self._learner, self._source, self._ledger = learner, source, ledger
         self._tasks = TaskQueue("checkpoints")
         self._ended = False
@@ -77,12 +77,15 @@ class RunCheckpoints:
         return found.meta
 
     def go_back(self) -> None:
-        """Take the learner back to the newest one; sampling goes on, so other batches come. Raises as `resume` does."""
+        """Take the learner back to the newest one, and whoever joined since out of a mix; sampling goes on, so other
+        batches come. Raises as `resume` does."""
         self.wait()
         found = self._load()
         if found is None:
-            raise StorageError(f"there is no checkpoint in {self._directory} to go back to.")
+            raise StorageError(f"there is no checkpoint in {self.directory} to go back to.")
         self._learner.restore(found.state)
+        if isinstance(self._source, EmbodimentMix):
+            self._source.go_back(found.sampling)
 
     def begin(self, meta: dict[str, Any]) -> None:
         """Copy the state and have it written with `meta`, which is JSON, once the one before is written. Of several
@@ -93,7 +96,7 @@ class RunCheckpoints:
 
         def write() -> None:
             success = self._held_out_success() if group.rank == 0 else {}
-            checkpoint.save(self._directory, state, meta, sampling, kept=self._kept, success=success, group=group)
+            checkpoint.save(self.directory, state, meta, sampling, kept=self._kept, success=success, group=group)
 
         self._tasks.submit(Task(write, lambda _: self._end(None), self._end))
 
@@ -117,7 +120,7 @@ class RunCheckpoints:
     def _load(self) -> checkpoint.Checkpoint | None:
         learner, group = self._learner, self._learner.group
         like = learner.empty_shards if group.world > 1 else None
-        return checkpoint.load_newest(self._directory, like, group.rank)
+        return checkpoint.load_newest(self.directory, like, group.rank)
 
     def _end(self, error: Exception | None) -> None:
         self._ended, self._error = True, error

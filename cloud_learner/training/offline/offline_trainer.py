@@ -53,15 +53,13 @@ class OfflineTrainer:
         """
         self.learner = learner
         self._group = learner.group
-        self.source = source
+        self.source, self._set_normalization = source, set_normalization
         self._checkpoints, self._clock, self._config = checkpoints, clock, config
         self._spikes = SpikeReturns(learner, checkpoints)
         resumed = checkpoints.resume()
         while source.refresh():
             pass
-        if isinstance(source, EmbodimentMix):
-            while (examples := source.pop_newcomer()) is not None:
-                set_normalization(examples)
+        self._let_join()
         if not source.eligible_steps:
             raise InvalidDataError(
                 f"the buffer has no step to learn from on the tasks {', '.join(source.config.tasks)}. Record or import "
@@ -72,6 +70,12 @@ class OfflineTrainer:
             if resumed is None and not config.pretrained:
                 set_normalization(source.examples())
         self._next_checkpoint_ns = clock.now_ns() + int(config.checkpoint_every_s * 1e9)
+
+    def _let_join(self) -> None:
+        """Robots of a mix that the network does not know: all that have data, as nothing more comes."""
+        if isinstance(self.source, EmbodimentMix):
+            while (examples := self.source.pop_newcomer()) is not None:
+                self._set_normalization(examples)
 
     def _require_one_plan(self, source: ReplayDataset) -> None:
         if self._group.world == 1:
@@ -92,7 +96,8 @@ class OfflineTrainer:
         """
         self._group.announce(RankCommand.step)
         metrics = self.learner.step(self.source)
-        self._spikes.note(metrics["loss"])
+        if self._spikes.note(metrics["loss"]):
+            self._let_join()
         if self._clock.now_ns() >= self._next_checkpoint_ns and not self._spikes.suspects:
             self.save()
         return metrics

@@ -30,7 +30,7 @@ from fleet.config.data_directory import DataDirectory, RunIdentity
 from fleet.config.overrides import Overrides, unset
 from fleet.config.process_options import LEARNING, NOTHING, ProcessOptions, Seed
 from fleet.config.recipe import Recipe
-from fleet.launch.run_record import keep_record, make_record, newest_record
+from fleet.launch.run_record import keep_record, make_record, newest_record, require_same_training
 from wire.errors import ConfigError, InvalidDataError
 
 if TYPE_CHECKING:
@@ -118,8 +118,9 @@ class TrainOptions(ProcessOptions):
 def train(options: TrainOptions) -> None:
     """Train on what is recorded, without a fleet; the same command goes on where it was interrupted.
 
-    Ctrl-C saves and ends. `tensorboard --logdir OUT/curves` draws it. The weights are for `vla-fleet eval`, `compare`,
-    and `up --from OUT`.
+    Other settings and more steps go on, too; other data, another --from or another --seed needs another OUT. Ctrl-C
+    saves and ends. `tensorboard --logdir OUT/curves` draws it. The weights are for `vla-fleet eval`, `compare`, and `up
+    --from OUT`.
     """
     from fleet.launch.builders import limit_threads
     from robot_edge.runtime.lifecycle import ShutdownSignal
@@ -160,6 +161,8 @@ def train(options: TrainOptions) -> None:
             dataset=str(options.dataset.resolve()) if options.dataset is not None else "",
             steps=steps,
         )
+        if _has_begun(run) and (before := newest_record(run, "train")) is not None:
+            require_same_training(run, before, record)
         keep_record(run, record)
         if options.dataset is not None:
             _take_in(options.dataset, recipe, run)
@@ -289,13 +292,12 @@ def _check_population(options: TrainOptions, recipe: Recipe) -> None:
 
 
 def _train_on_ranks(training: _Training, shutdown: ShutdownSignal) -> str:
-    import torch
-
     from fleet.ray_backend.ranks import train_on_ranks
 
     options, directory = training.options, training.noted.parent
     with show_noted_progress(training.noted, training.steps, "steps"):
-        gpus = torch.cuda.is_available()
+        # what a rank computes is where its policy is
+        gpus = options.overrides.uses_gpu
         train_on_ranks(training, options.ranks, directory, options.ray_address, gpus, lambda: shutdown.count)
     return read_progress(training.noted).ended
 
@@ -314,6 +316,16 @@ def _buffer_of(options: TrainOptions, recipe: Recipe, run: DataDirectory) -> Dat
             "LeRobotDataset."
         )
     return data
+
+
+def _has_begun(run: DataDirectory) -> bool:
+    """Whether something is there that a training would go on with: weights, a checkpoint, or a dataset, if in part."""
+    if run.trained.exists() or any(run.training.glob("*-*")) or any(run.population.glob("*/training/*-*")):
+        return True
+    if not run.buffer.exists():
+        return False
+    with run.open_buffer() as (ledger, _store):
+        return ledger.totals().episodes > 0
 
 
 def _take_in(dataset: Path, recipe: Recipe, run: DataDirectory) -> None:

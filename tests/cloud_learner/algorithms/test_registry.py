@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -160,6 +161,83 @@ def test_a_loss_that_is_not_finite_names_its_network_and_leaves_it() -> None:
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+@dataclass(frozen=True)
+class Reporting(AlgorithmConfig):
+    """Its update gives `metrics`, and its policy's loss is `loss`."""
+
+    name = "reporting"
+    metrics: object = None
+    loss: Callable[[torch.Tensor], object] | None = None
+
+    def needs(self) -> DataNeeds:
+        return DataNeeds(uniform())
+
+    def make(self, policy: FlowPolicy) -> Algorithm:
+        return Reports(policy, self)
+
+
+class Reports(Algorithm):
+    def __init__(self, policy: FlowPolicy, config: Reporting) -> None:
+        super().__init__(policy)
+        self._config = config
+
+    def update(self, step):
+        wrong = self._config.loss
+        loss = self.policy.loss if wrong is None else lambda batch: wrong(self.policy.sample_losses(batch))
+        step.minimize(POLICY, loss)
+        return self._config.metrics
+
+
+def reporting(metrics: object = None, loss: Callable[[torch.Tensor], object] | None = None) -> Learner:
+    return Learner(FlowPolicy(SPEC, NET, 0), Reporting(metrics, loss), TrainingConfig(batch=4))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (None, "update() gave None, and no numbers by name"),
+        ({"bc": 0.5}, "update() gave bc, and no loss"),
+        ({"loss": torch.tensor(0.5)}, "update() gave 'loss' as Tensor, which is no number"),
+        ({"loss": 0.5, "many": torch.zeros(3)}, "update() gave 'many' as Tensor"),
+        ({"loss": 0.5, "word": "0.5"}, "update() gave 'word' as str"),
+        ({"loss": 0.5, "none": None}, "update() gave 'none' as NoneType"),
+        ({"loss": 0.5, 3: 0.5}, "update() gave 3 as a name"),
+        ({"loss": float("nan")}, "update() gave a loss of nan"),
+        ({"loss": float("inf")}, "update() gave a loss of inf"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_refused_by_name(metrics: object, said: str) -> None:
+    learner = reporting(metrics)
+    with pytest.raises(ConfigError) as refused:
+        run(learner, 0, 1)
+    assert f"algorithm 'reporting': {said}" in str(refused.value)
+    assert learner.gradient_steps == 0
+
+
+def test_numbers_of_numpy_are_numbers_and_others_than_the_loss_may_be_none_yet() -> None:
+    (found,) = run(reporting({"loss": np.float32(0.5), "count": np.int64(3), "share": float("nan")}), 0, 1)
+    assert (found["loss"], found["count"]) == (0.5, 3.0) and np.isnan(found["share"])
+    assert {type(one) for one in found.values()} == {float}
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda losses: losses, "is a tensor of shape [4, 2]; it must be a scalar: take its mean"),
+        (lambda losses: losses.mean().item(), "is a float; it must be a tensor that is a scalar"),
+        (lambda losses: losses.mean().detach(), "depends on no weights"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_learned_from_is_refused_by_name(loss: Callable, said: str) -> None:
+    learner = reporting({"loss": 0.5}, loss)
+    before = learner.state().tensors
+    with pytest.raises(ConfigError) as refused:
+        run(learner, 0, 1)
+    assert str(refused.value).startswith("algorithm 'reporting': its loss for 'policy' ") and said in str(refused.value)
+    after = learner.state().tensors
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def write_module(place: Path, name: str, text: str) -> None:
     (place / f"{name}.py").write_text(
         "from dataclasses import dataclass\n"
@@ -233,6 +311,13 @@ def test_its_own_network_is_the_same_under_the_same_seed() -> None:
 
     assert run(0) == run(0)
     assert [one["guessed"] for one in run(0)] != [one["guessed"] for one in run(1)]
+
+
+def test_its_own_network_goes_where_the_policy_is() -> None:
+    policy = FlowPolicy(SPEC, NET, seed=0)
+    policy.module.to("meta")
+    learner = Learner(policy, Guessing(), TrainingConfig(batch=4))
+    assert {one.device.type for one in learner.algorithm.guess.parameters()} == {"meta"}
 
 
 def test_a_network_without_shapes_and_no_algorithm_at_all_are_named() -> None:

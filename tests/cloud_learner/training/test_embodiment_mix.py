@@ -78,6 +78,45 @@ def test_who_joined_is_said_to_have_learned_after_so_many_batches(buffers):
     assert len(told) == 2
 
 
+def test_who_has_had_as_many_is_told_of_after_the_number_was_lowered(buffers):
+    first, told = mixed(buffers, ("arm",), learn_batches=9), []
+    first.refresh()
+    joined(first)
+    for _ in range(5):
+        first.next()
+    second = mixed(buffers, ("arm",), learn_batches=3, on_learned=told.append)
+    second.restore(first.state())
+    second.next(), second.next()
+    assert told == [SHAPES["arm"].hash]
+
+
+def test_who_joined_since_joins_again_when_the_network_goes_back(buffers, caplog):
+    told, waits = [], {"base": Waits()}
+    mix = mixed(buffers, ("arm", "base"), waits, learn_batches=2, on_learned=told.append)
+    mix.refresh()
+    joined(mix)
+    mix.next()
+    state = msgspec.json.decode(msgspec.json.encode(mix.state()))
+    waits["base"].complete = True
+    assert joined(mix) == [SHAPES["base"]]
+    for _ in range(4):
+        mix.next()
+    assert sorted(told) == sorted([SHAPES["arm"].hash, SHAPES["base"].hash])
+    told.clear()
+    mix.go_back(state)
+    assert mix.joined == ["arm"]
+    assert {mix.next()["spec_hash"] for _ in range(3)} == {SHAPES["arm"].hash}
+    assert told == [SHAPES["arm"].hash], "the network may have forgotten it"
+    assert joined(mix) == [SHAPES["base"]]
+    mix.next(), mix.next()
+    assert len(told) == 1, "it begins anew"
+    mix.next(), mix.next()
+    assert told[1:] == [SHAPES["base"].hash]
+    mix.go_back({})
+    assert mix.joined == [] and "all robots join again" in caplog.text
+    assert joined(mix) == [SHAPES["arm"], SHAPES["base"]]
+
+
 def test_figures_are_of_all_together(buffers):
     mix = mixed(buffers)
     assert mix.refresh() == 2

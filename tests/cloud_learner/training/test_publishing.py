@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from fleet.launch import learning
 from tests import samples
 from tests.cloud_learner.training.test_trainer import Pretrained
 from tests.wire.weights.files import version_of
-from wire.errors import StorageError
+from wire.errors import InvalidDataError, StorageError
 from wire.messages.gateway import Publish
 
 ALONE = replace(fake(), checkpoint_every_s=1e9, training=replace(fake().training, publish_every_s=1.0, batch=8))
@@ -197,6 +198,40 @@ def test_weights_that_are_not_finite_are_never_published_and_training_goes_on(fl
     fleet.clock.advance(10**9)
     fleet.step()
     assert fleet.trainer.counts.status.refusal == ""
+
+
+def test_a_run_that_diverges_keeps_its_good_checkpoints_and_goes_back_to_them(tmp_path, caplog):
+    often = replace(
+        ALONE, checkpoint_every_s=20.0, training=replace(ALONE.training, pretrain_steps=5, publish_every_s=1e9)
+    )
+    fleet = Fleet(tmp_path, often)
+    for _ in range(30):
+        fleet.clock.advance(6 * 10**9)
+        fleet.step()
+    fleet.trainer.save()
+    good = sorted(fleet.data.checkpoints.iterdir())
+    fleet.recipe = replace(often, training=replace(often.training, learning_rate=1e3))
+    fleet.kill()
+    steps = fleet.trainer.learner.gradient_steps
+    with pytest.raises(
+        InvalidDataError, match=f"were not applied.* after going back 3 times.*{re.escape(str(tmp_path))}"
+    ):
+        for _ in range(100):
+            fleet.clock.advance(6 * 10**9)
+            fleet.step()
+    assert fleet.trainer.counts.returns == 3
+    assert caplog.text.count(f"back to gradient step {steps}") == 3
+    fleet.trainer.save()
+    assert sorted(fleet.data.checkpoints.iterdir()) == good
+    # with what it learned by before it goes on
+    fleet.recipe = often
+    fleet.kill()
+    for _ in range(10):
+        fleet.clock.advance(6 * 10**9)
+        fleet.step()
+    assert fleet.trainer.learner.gradient_steps == steps + 10 and fleet.trainer.counts.returns == 0
+    assert sorted(fleet.data.checkpoints.iterdir())[-1] not in good
+    fleet.close()
 
 
 def test_weights_that_act_at_random_are_not_let_out(fleet):

@@ -1,5 +1,7 @@
 """A loss that leaves for good takes the run back to its newest checkpoint; one that is noisy does not."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,9 @@ from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.training.checkpoints.run_checkpoints import RunCheckpoints
 from cloud_learner.training.config import TrainingConfig
 from cloud_learner.training.learner import Learner
-from cloud_learner.training.spike_guard import MOST_RETURNS, RECENT, SpikeGuard, SpikeReturns
+from cloud_learner.training.spike_guard import LEAST_BEFORE, MOST_RETURNS, RECENT, SpikeGuard, SpikeReturns
 from tests.cloud_learner.training.checkpoints.test_run_checkpoints import Ledger
-from wire.errors import ConfigError, InvalidDataError
+from wire.errors import ConfigError, InvalidDataError, NotFiniteError
 
 
 def noisy(level, count, seed=0):
@@ -49,6 +51,16 @@ def test_none_is_seen_when_none_is_asked_for():
         TrainingConfig(spike_factor=0.5)
 
 
+def test_of_refused_steps_so_many_in_a_row_are_one_and_each_is_suspected():
+    guard, none = SpikeGuard(10.0), SpikeGuard(0.0)
+    for count in range(1, RECENT + 1):
+        guard.note(math.nan), none.note(math.nan)
+        assert guard.suspects and none.suspects
+        assert guard.sees_spike == (count == RECENT) and not none.sees_spike
+    guard.note(1.0)
+    assert not guard.suspects and not guard.sees_spike
+
+
 class Plain:
     """A policy that fits a line; a batch says how far off it is."""
 
@@ -85,7 +97,11 @@ def run(tmp_path):
 
     def steps(count):
         for _ in range(count):
-            returns.note(learner.step(source)["loss"])
+            try:
+                loss = learner.step(source)["loss"]
+            except NotFiniteError:
+                loss = math.nan
+            returns.note(loss)
 
     def save():
         checkpoints.begin({})
@@ -133,6 +149,59 @@ def test_what_does_not_help_is_said_with_the_last_good_state_on_disk(run, caplog
     steps(RECENT)
     assert returns.count == MOST_RETURNS + 1
     assert "back to gradient step 100" in caplog.text
+
+
+def test_steps_that_are_refused_in_a_row_take_it_back(run, caplog):
+    learner, _, returns, steps, save = run
+    steps(100)
+    save()
+    kept = learner.state().tensors
+    steps(10)
+    with torch.no_grad():
+        learner.policy.module.weight.mul_(1e30)
+    steps(RECENT - 1)
+    assert (returns.count, learner.gradient_steps) == (0, 110) and returns.suspects
+    steps(1)
+    assert (returns.count, learner.gradient_steps) == (1, 100)
+    assert all(torch.equal(one, kept[name]) for name, one in learner.state().tensors.items())
+    assert "gradient step 110: 20 steps in a row were not applied" in caplog.text
+    # what follows is not known to be good before there is something to compare it with
+    steps(LEAST_BEFORE - 1)
+    assert returns.suspects
+    steps(1)
+    assert (returns.count, learner.gradient_steps) == (1, 100 + LEAST_BEFORE) and not returns.suspects
+
+
+def test_a_batch_with_bad_values_once_in_a_while_is_only_refused(run):
+    learner, source, returns, steps, save = run
+    steps(100)
+    save()
+    for _ in range(3 * RECENT):
+        source.more = math.nan
+        steps(1)
+        assert returns.suspects
+        source.more = 0.0
+        steps(1)
+        assert not returns.suspects
+    assert (returns.count, learner.gradient_steps) == (0, 100 + 3 * RECENT)
+
+
+def test_bad_values_in_every_batch_do_not_take_it_back_for_ever(run):
+    learner, source, returns, steps, save = run
+    steps(100)
+    save()
+    source.more = math.nan
+    steps(MOST_RETURNS * RECENT)
+    assert (returns.count, learner.gradient_steps) == (MOST_RETURNS, 100)
+    with pytest.raises(InvalidDataError, match=r"were not applied.* again after .*bad values.*move the newest"):
+        steps(RECENT)
+
+
+def test_without_a_checkpoint_refused_steps_are_said_now_and_then(run, caplog):
+    _, source, returns, steps, _ = run
+    source.more = math.nan
+    steps(2 * RECENT + 1)
+    assert not returns.count and returns.suspects and caplog.text.count("no checkpoint to go back to") == 2
 
 
 def test_without_a_checkpoint_it_is_said(run, caplog):

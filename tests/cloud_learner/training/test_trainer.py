@@ -67,6 +67,20 @@ def test_its_first_version_is_its_own_weights_and_needs_no_data(fleet):
     assert fleet.ledger.newest_version().version.number == 1, "the same weights are not published again"
 
 
+def test_without_a_step_since_the_last_checkpoint_there_is_nothing_to_save(fleet):
+    for _ in range(4):
+        fleet.trainer.step()
+        fleet.gateway.poll()
+        fleet.clock.advance(10**9)
+    kept = sorted(fleet.data.checkpoints.iterdir())
+    assert kept and fleet.trainer._checkpoints.there
+    for _ in range(4):
+        fleet.trainer.step()
+        fleet.clock.advance(10**9)
+    fleet.trainer.save()
+    assert sorted(fleet.data.checkpoints.iterdir()) == kept
+
+
 def test_it_goes_on_with_what_there_was_when_the_cache_is_too_small_for_more(fleet, monkeypatch, caplog):
     source = fleet.trainer._source
     tries = []

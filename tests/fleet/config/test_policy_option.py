@@ -37,6 +37,14 @@ from wire.transport.keys import GATEWAY, make_keys
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
 
+def test_a_policy_is_on_a_graphics_card_where_that_was_asked_for() -> None:
+    def asked(**runtime: str) -> bool:
+        return Overrides(policy="flow:small", policy_config=json.dumps({"runtime": runtime})).uses_gpu
+
+    assert asked(device="cuda") and asked(device="cuda:1")
+    assert not (asked() or asked(device="cpu") or Overrides().uses_gpu or Overrides(policy="flow:small").uses_gpu)
+
+
 @pytest.fixture(autouse=True)
 def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("echo", "tests.fleet.tools.echo_kind", POLICIES)

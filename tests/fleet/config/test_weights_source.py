@@ -68,15 +68,43 @@ def test_it_means_the_same_everywhere(fleet: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{fleet}:latest", "a version is a number, newest, current or trained"),
-        ("{fleet}:99", "has versions up to 2"),
+        ("{fleet}:latest", "a version is a number from 1 on, newest, current or trained"),
+        ("{fleet}:99", "there is no version 99 in {fleet}, which has 1 to 2"),
+        ("{fleet}:9223372036854775808", "there is no version 9223372036854775808"),
+        ("{fleet}:0", "a version is a number from 1 on, newest, current or trained"),
+        ("{fleet}:00", "a version is a number from 1 on"),
+        ("{fleet}:", "a version is a number from 1 on"),
+        ("{fleet}/lock:3", "{fleet}/lock is a file, which has no versions: leave version 3 out"),
         ("/nowhere", "there is no /nowhere"),
         ("/nowhere:3", "there is no /nowhere"),
     ],
 )
 def test_what_is_not_there_is_said(text: str, said: str, fleet: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as refused:
         parse_source(text.format(fleet=fleet)).read()
+    assert said.format(fleet=fleet) in str(refused.value)
+
+
+def test_a_version_whose_file_went_is_named_with_the_way_out(fleet: Path) -> None:
+    weights = DataDirectory(fleet).weights
+    (path,) = weights.glob("1-*.safetensors")
+    path.rename(fleet / "elsewhere")
+    try:
+        with pytest.raises(ConfigError) as refused:
+            parse_source(f"{fleet}:1").read()
+        assert str(refused.value) == (
+            f"version 1 of {fleet} is not kept any more: {path} is gone. "
+            f"Take newest, or one whose file is in {weights}."
+        )
+    finally:
+        (fleet / "elsewhere").rename(path)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_below_1_is_no_version(number: int, fleet: Path) -> None:
+    with pytest.raises(ConfigError, match=f"there is no version {number} in {fleet}"):
+        read_version(fleet, number)
+    assert read_version(fleet, None) == read_version(fleet, 2)
 
 
 def test_training_may_begin_with_any_of_them(fleet: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cloud_learner.training.spike_guard import LEAST_BEFORE, RECENT
 from cloud_learner.training.status import TrainerPhase
 from cloud_learner.training.trainer import Trainer
 from fleet.config.data_directory import DataDirectory
@@ -126,6 +127,22 @@ def test_a_member_that_is_added_later_begins_with_what_the_others_know(data: Dat
     assert late.embodiments.rows[2].state == (0, 1, 2, 3), "the names are the others'"
 
 
+def test_a_member_that_is_newer_than_the_checkpoint_joins_again_after_a_return(
+    data: DataDirectory, tmp_path: Path
+) -> None:
+    trained(job("small"), data, tmp_path / "run")
+    run = DataDirectory(tmp_path / "run")
+    with learning.open_offline_trainer(job("small", "wide"), data, run, 0, STEPS + 9) as trainer:
+        note, trainer._spikes.note = trainer._spikes.note, lambda loss: note(100.0)  # type: ignore[method-assign]
+        for _ in range(LEAST_BEFORE):
+            note(1.0)
+        for _ in range(RECENT):
+            trainer.step()
+        assert trainer._spikes.count == 1
+        assert known(trainer.learner.weights()) == [(16, True), (24, True)]
+        trainer.step()
+
+
 def test_a_policy_for_one_shape_is_refused(data: DataDirectory, tmp_path: Path) -> None:
     recipe = replace(job("small", "wide"), make_policy=fake().make_policy)
     with (
@@ -194,4 +211,34 @@ def test_a_robot_that_joins_a_running_fleet_gets_a_version_once_it_has_learned(t
         assert trainer.counts.publishing.refused == {}
         trainer.save()
     with fleet_trainer(recipe, data) as trainer:
+        assert known(trainer.learner.weights()) == [(16, True), (24, True)]
+
+
+def spike(trainer: Trainer) -> None:
+    """Losses of which the newest ones are far above those before."""
+    for loss in (*[1.0] * LEAST_BEFORE, *[100.0] * RECENT):
+        trainer._spikes.note(loss)
+
+
+@pytest.mark.parametrize("saved_between", [False, True])
+def test_a_robot_that_joined_since_the_checkpoint_joins_again_when_the_trainer_goes_back(
+    tmp_path: Path, saved_between: bool
+) -> None:
+    recipe, data = job(), DataDirectory(tmp_path)
+    show(data, recipe.members["small"], 2)
+    with fleet_trainer(recipe, data) as trainer:
+        while trainer.counts.published < 1:
+            trainer.step()
+        trainer.save()
+        show(data, recipe.members["wide"], 4)
+        while known(trainer.learner.weights()) != [(16, True), (24, False)]:
+            trainer.step()
+        if saved_between:
+            trainer.save()
+        while known(trainer.learner.weights()) != [(16, True), (24, True)]:
+            trainer.step()
+        spike(trainer)
+        assert known(trainer.learner.weights()) == [(16, True), (24, False)][: 1 + saved_between]
+        for _ in range(4 * PRETRAIN):
+            trainer.step()
         assert known(trainer.learner.weights()) == [(16, True), (24, True)]

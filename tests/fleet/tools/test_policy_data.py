@@ -60,12 +60,12 @@ def test_chunks_are_what_the_operator_did(fleet: Path) -> None:
 
 
 def test_a_version_is_what_was_published(fleet: Path) -> None:
-    number, newest = read_version(fleet, 0)
+    number, newest = read_version(fleet, None)
     assert number >= 2
     assert read_version(fleet, 1)[1] != newest
     policy = fake().make_policy(fake().spec, 0)
     policy.load(newest, number)
-    with pytest.raises(ConfigError, match=r"--version 99: .* has versions up to"):
+    with pytest.raises(ConfigError, match="there is no version 99 in "):
         read_version(fleet, 99)
 
 

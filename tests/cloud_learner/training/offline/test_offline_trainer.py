@@ -16,8 +16,10 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
 from fleet.config.recipe import Recipe
 from fleet.config.recipes import fake
-from fleet.launch.learning import open_offline_trainer
+from fleet.launch.learning import dataset_config, make_trainer, open_offline_trainer
+from wire.clock import ManualClock
 from wire.errors import InvalidDataError, PolicyError
+from wire.transport.memory_channel import MemoryServer
 
 STEPS = 6
 
@@ -113,6 +115,27 @@ def test_labels_that_nobody_wrote_are_missed_before_the_first_step(data: DataDir
     ledger.close()
     with open_offline_trainer(judged, mine, DataDirectory(tmp_path / "run"), 0, STEPS) as trainer:
         assert trainer.step()["loss"] > 0
+
+
+def test_a_fleet_goes_on_without_labels_and_that_is_said(
+    data: DataDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = DataDirectory(Path(shutil.copytree(data.root, tmp_path / "copy")))
+    for algorithm, said in ((Judged(), True), (recipe().algorithm, False)):
+        caplog.clear()
+        line = MemoryServer().connect("trainer")
+        make_trainer(replace(recipe(), algorithm=algorithm), "trainer", mine, line, 0, clock=ManualClock()).close()
+        assert ("learns from the step labels value, which no step of the buffer has yet" in caplog.text) == said
+
+
+def test_an_algorithm_bounds_how_often_steps_are_drawn_unless_the_recipe_does() -> None:
+    class Sparing(HGDagger):
+        def needs(self) -> DataNeeds:
+            return replace(super().needs(), samples_per_insert=4.0)
+
+    for given, found in ((0.0, 4.0), (7.0, 7.0)):
+        asked = replace(recipe(), algorithm=Sparing(), samples_per_insert=given)
+        assert dataset_config(asked, asked.make_policy(asked.spec, 0), 0).samples_per_insert == found
 
 
 def test_what_it_cannot_begin_with_is_said(data: DataDirectory, tmp_path: Path) -> None:

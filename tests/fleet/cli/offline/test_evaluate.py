@@ -113,7 +113,9 @@ def test_what_two_trainings_differ_in_is_said(fleet: Path, tmp_path: Path) -> No
     ("words", "said"),
     [
         (("eval", "{fleet}", "--json", "/nowhere/found.json"), "create it first"),
-        (("eval", "{fleet}:7"), "has versions up to 2"),
+        (("eval", "{fleet}:7"), "there is no version 7 in {fleet}, which has 1 to 2"),
+        (("eval", "{fleet}", "--version", "0"), "a version is a number from 1 on"),
+        (("compare", "{fleet}:0", "{fleet}:2"), "{fleet}:0: a version is a number from 1 on"),
         (("eval", "{fleet}", "--policy", "flow:small"), "made by a network with"),
         (("eval", "{fleet}", "--set", "evaluator.final_first_seed=5"), "those of training and of demonstrations"),
         (("compare", "{fleet}", "untrained", "--episodes", "1", "--recipe", "fkae"), "Did you mean 'fake'"),
@@ -121,4 +123,4 @@ def test_what_two_trainings_differ_in_is_said(fleet: Path, tmp_path: Path) -> No
 )
 def test_what_it_cannot_do_is_said(words: tuple[str, ...], said: str, fleet: Path) -> None:
     done = vla_fleet(*(word.format(fleet=fleet) for word in words))
-    assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert done.returncode == 1 and said.format(fleet=fleet) in done.stderr, done.stderr

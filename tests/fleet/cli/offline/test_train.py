@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +94,87 @@ def test_a_directory_belongs_to_one_recipe_and_one_training_at_a_time(fleet: Pat
     assert taken.returncode == 1 and "is in use" in taken.stderr
 
 
+@pytest.fixture(scope="module")
+def begun(fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of one step, of which tests take copies."""
+    out = tmp_path_factory.mktemp("begun") / "out"
+    done = vla_fleet("train", *FAST, "--data", str(fleet), "--steps", "1", "--out", str(out), "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seed", "4"), "--seed 3 (now 4)"),
+        ((), "--seed 3 (now 0)"),
+        (("--seed", "3", "--data", "{copy}"), "--data {fleet} (now {copy})"),
+        (("--seed", "3", "--snapshot", "then"), "--snapshot none (now then)"),
+        (("--seed", "3", "--from", "{fleet}:1"), "--from none (now {fleet}:1)"),
+        (("--seed", "3", "--dataset", "{copy}"), "--data {fleet} (now none), --dataset none (now {copy})"),
+    ],
+)
+def test_what_was_begun_otherwise_is_not_gone_on_with(
+    words: tuple[str, ...], said: str, begun: Path, fleet: Path, tmp_path: Path
+) -> None:
+    out, copy = shutil.copytree(begun, tmp_path / "out"), tmp_path / "copy"
+    if "--data" in words:
+        shutil.copytree(fleet, copy)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    given = [word.format(fleet=fleet, copy=copy) for word in words]
+    if not {"--data", "--dataset"} & set(words):
+        given += ["--data", str(fleet)]
+    done = vla_fleet("train", *FAST, "--steps", "2", "--out", str(out), *given)
+    assert done.returncode == 1
+    assert f"{out} was begun with {said.format(fleet=fleet, copy=copy)}: " in done.stderr, done.stderr
+    assert "say the same to go on, or choose another --out" in done.stderr
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_members_of_a_population_have_begun_too(begun: Path, fleet: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, place in (("runs", "runs"), ("training", "population/1/training"), ("fleet.json", "fleet.json")):
+        (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, out / place)
+    done = vla_fleet("train", *FAST, "--data", str(fleet), "--steps", "1", "--out", str(out))
+    assert done.returncode == 1 and "--seed 3 (now 0)" in done.stderr
+
+
+def test_other_settings_go_on_and_are_said(
+    begun: Path, fleet: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = shutil.copytree(begun, tmp_path / "out")
+    words = ("train", "--recipe", "fake", "--data", str(fleet), "--out", str(out), "--seed", "3", "--set")
+    with caplog.at_level(logging.INFO):
+        assert vla_fleet(*words, "training.batch=4", "--steps", "1").returncode == 0
+        assert "goes on" not in caplog.text, "the same command has nothing to say"
+        assert vla_fleet(*words, "training.batch=8", "--steps", "2").returncode == 0
+    said = [one for one in caplog.messages if "goes on" in one]
+    assert said == [f"{out} goes on with other settings: steps 2 (was 1), training.batch 8 (was 4)."]
+
+
+def test_nothing_was_begun_where_nothing_was_learned(fleet: Path, tmp_path: Path) -> None:
+    words = ("train", *FAST, "--data", str(fleet), "--steps", "1", "--out", str(tmp_path / "out"))
+    assert vla_fleet(*words, "--snapshot", "never").returncode == 1
+    done = vla_fleet(*words)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_dataset_is_not_mixed_with_another(fleet: Path, tmp_path: Path) -> None:
+    dataset, out = tmp_path / "dataset", tmp_path / "out"
+    exported = ("buffer", "export-lerobot", str(dataset), "--data", str(fleet), "--recipe", "fake", "--no-video")
+    assert vla_fleet(*exported).returncode == 0
+    other = shutil.copytree(dataset, tmp_path / "other")
+    words = ("train", *FAST, "--out", str(out), "--steps", "1", "--dataset")
+    # a typing error takes nothing in, and nothing is held against the right word
+    assert vla_fleet(*words, str(tmp_path / "nowhere")).returncode == 1
+    assert vla_fleet(*words, str(dataset)).returncode == 0
+    shutil.rmtree(DataDirectory(out).training)
+    DataDirectory(out).trained.unlink()
+    mixed = vla_fleet(*words, str(other))
+    assert mixed.returncode == 1 and f"--dataset {dataset} (now {other})" in mixed.stderr
+
+
 @pytest.mark.slow
 def test_a_dataset_is_taken_in_once_and_trained_on(fleet: Path, tmp_path: Path) -> None:
     dataset, out = tmp_path / "dataset", tmp_path / "out"
@@ -133,3 +216,7 @@ def test_killed_it_goes_on_from_its_checkpoint_and_interrupted_from_its_last_ste
     done = vla_fleet(*words, str(reached + 1))
     assert done.returncode == 0 and f"resumed at gradient step {reached}." in done.stderr
     assert f"after {reached + 1} gradient steps" in done.stdout
+    once = tmp_path / "once"
+    vla_fleet(*(str(once) if word == str(out) else word for word in words), str(reached + 1))
+    made = [(place / "trained.safetensors").read_bytes() for place in (out, once)]
+    assert made[0] == made[1], "as if it had never stopped"
