@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from cloud_learner.algorithms.critic_updates import CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.critic_updates import CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.judged import OutcomeNotices
 from cloud_learner.algorithms.interface import POLICY, Metrics, TrainedNetwork, UpdateStep
-from cloud_learner.algorithms.judged import OutcomeNotices
 from policies.interface.capabilities import GOOD, Edits, require
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError
@@ -34,7 +34,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.chunk_critic import ChunkCritic
+    from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class ChunkEditUpdates(CriticUpdates):
         features = self.features(step, batch)
         guided = self.learn_values(step, batch, features, steps, metrics) and warm and self.is_sound(metrics)
         editing = self._edit(step, batch, features) if guided else None
-        people = np.flatnonzero(~steps.own)
-        taught = select_rows(batch, people) if len(people) else None
+        taught = self.taught(batch, steps)
         parts: dict[str, torch.Tensor] = {}
 
         def loss() -> torch.Tensor:

@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from cloud_learner.algorithms.critic_updates import AVERAGE, CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.critic_updates import AVERAGE, CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.judged import OutcomeNotices
 from cloud_learner.algorithms.hg_dagger import repeat_steps
 from cloud_learner.algorithms.interface import POLICY, Metrics, TrainedNetwork, UpdateStep
-from cloud_learner.algorithms.judged import OutcomeNotices
 from policies.interface.capabilities import GOOD, Imitates, require
 from policies.interface.policy import Batch, TrainablePolicy
 
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.chunk_critic import ChunkCritic
+    from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
 
 _REFERENCE = "reference"
 
@@ -104,8 +104,7 @@ class LwdUpdates(CriticUpdates):
         features = self.features(step, batch)
         guided = self.learn_values(step, batch, features, steps, metrics) and warm and self.is_sound(metrics)
         matching = self._match(step, batch, features, metrics) if guided else None
-        people = np.flatnonzero(~steps.own)
-        taught = select_rows(batch, people) if len(people) else None
+        taught = self.taught(batch, steps)
         self._improve(step, taught, matching, metrics)
         if taught is not None and warm:
             metrics["reference_loss"] = step.descend(

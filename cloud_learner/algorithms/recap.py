@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from cloud_learner.algorithms.critics.judged import OutcomeNotices, of_each_step, read_outcomes, taught_or_judged
 from cloud_learner.algorithms.interface import (
     POLICY,
     Algorithm,
@@ -30,7 +31,6 @@ from cloud_learner.algorithms.interface import (
     TrainedNetwork,
     UpdateStep,
 )
-from cloud_learner.algorithms.judged import OutcomeNotices, of_each_step, read_outcomes, taught_or_judged
 from cloud_learner.buffer.sampling.shares import TaskMix
 from policies.interface.capabilities import BAD, GOOD, UNKNOWN, Advised, Encodes, require
 from policies.interface.policy import Batch, TrainablePolicy
@@ -39,7 +39,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.return_distribution import ReturnCritic
+    from cloud_learner.algorithms.critics.return_distribution import ReturnCritic
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Recap(AlgorithmConfig):
                 f'{type(policy).__name__} was made without: say "advantage": true in --policy-config where its kind '
                 "has that, or choose another --policy or algorithm: docs/algorithms.md has which go together."
             )
-        from cloud_learner.algorithms.return_distribution import ReturnCritic
+        from cloud_learner.algorithms.critics.return_distribution import ReturnCritic
 
         critic = ReturnCritic(policy.feature_width, self.value_width, self.window)
         return RecapUpdates(policy, critic.to(next(policy.module.parameters()).device), self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -129,7 +130,8 @@ class NetworkPolicy(ABC):
             self._require_usable_prefix(prefix)
         seed = seed or self._draw_seed()
         actions = self._actions(observation, latent, prefix, seed)
-        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed)
+        outlook = self._outlook(observation, latent)
+        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed, outlook)
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once, into the network that is there; a frozen base stays.
@@ -179,6 +181,10 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
         """float32[H, da] in the robot's units, from the noise of `seed`"""
+
+    def _outlook(self, observation: Observation, latent: Latent) -> float:
+        """`ActionChunk.outlook`"""
+        return math.nan
 
     def _draw_seed(self) -> int:
         """For the noise of a chunk; 0 for a policy that needs none."""

@@ -106,6 +106,12 @@ class FlowPolicy(NetworkPolicy):
                 actions = self._acting.editor(given, actions, weights.repeat_interleave(width, 1)).float()
         return self._own_actions(actions.view(horizon, width)).cpu().numpy()
 
+    def _outlook(self, observation: Observation, latent: Latent) -> float:
+        if not self.config.outlook:
+            return super()._outlook(observation, latent)
+        # where the members know nothing of it they do not agree
+        return self._acting.outlook(self._given(observation, latent)).amin().sigmoid().item()
+
     def _noise(self, seed: int) -> torch.Tensor:
         """float32[1, H * da]"""
         return torch.randn(1, self.horizon * self.config.action_dim, generator=seeded(seed)).to(self.device)
@@ -182,6 +188,18 @@ class FlowPolicy(NetworkPolicy):
         """As `Edits`."""
         network = self.module if module is None else cast(FlowNetwork, module)
         return network.editor(given, actions)
+
+    @property
+    def foretells(self) -> bool:
+        """As `Foretells`."""
+        return self.config.outlook is not None
+
+    def foretell(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Foretells`."""
+        network = self.module if module is None else cast(FlowNetwork, module)
+        with torch.no_grad():
+            given = self.conditioning(batch, module)
+        return network.outlook(given)
 
     @property
     def advised(self) -> bool:

@@ -95,6 +95,20 @@ class Edits(Protocol):
         ...
 
 
+@runtime_checkable
+class Foretells(Protocol):
+    """says how likely it succeeds by itself"""
+
+    @property
+    def foretells(self) -> bool:
+        """Whether this one does, which is settled when it is made: `ActionChunk.outlook`."""
+        ...
+
+    def foretell(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """float[m, b, k]: logits of that by each of m members. Differentiable in their weights alone."""
+        ...
+
+
 UNKNOWN, BAD, GOOD = range(3)
 """what a batch's `advantage` says of a sample"""
 

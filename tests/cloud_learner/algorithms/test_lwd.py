@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.algorithms.critic_updates import select_rows
+from cloud_learner.algorithms.critics.critic_updates import select_rows
+from cloud_learner.algorithms.critics.judged import read_outcomes
 from cloud_learner.algorithms.hg_dagger import HGDagger
 from cloud_learner.algorithms.interface import POLICY as POLICY_NETWORK
-from cloud_learner.algorithms.judged import read_outcomes
 from cloud_learner.algorithms.lwd import Lwd
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import HUMAN, POLICY
@@ -63,6 +63,7 @@ def drawn(seed: int, images: int = IMAGES, **changes: object) -> dict[str, objec
             "next_images": {name: frames[::-1].copy() for name, frames in grouped["images"].items()},
             "next_ticks": rng.integers(1, N_STEP + 1, images),
             "taken_over": np.zeros(images, bool),
+            "imitable": grouped["mask"][:, 0],
             **changes,
         }
     )
@@ -296,6 +297,7 @@ def either_way(rng: np.random.Generator) -> dict[str, object]:
         "ticks_to_end": np.ones(64, np.int64),
         "next_ticks": np.full(64, 2),
         "taken_over": np.zeros(64, bool),
+        "imitable": np.ones((64, 4), np.float32),
     }
 
 

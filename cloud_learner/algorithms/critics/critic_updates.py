@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from cloud_learner.algorithms.critics.judged import OutcomeNotices, StepOutcomes, read_outcomes, taught_or_judged
 from cloud_learner.algorithms.interface import (
     Algorithm,
     AlgorithmConfig,
@@ -21,7 +22,6 @@ from cloud_learner.algorithms.interface import (
     TrainedNetwork,
     UpdateStep,
 )
-from cloud_learner.algorithms.judged import OutcomeNotices, StepOutcomes, read_outcomes, taught_or_judged
 from cloud_learner.buffer.sampling.shares import TaskMix
 from policies.interface.capabilities import Encodes, Flows, Joinable, require
 from policies.interface.policy import Batch, TrainablePolicy
@@ -30,7 +30,7 @@ from wire.errors import ConfigError, InvalidDataError
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.chunk_critic import ChunkCritic
+    from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
 
 CRITIC = "critic"
 """name of the network"""
@@ -112,7 +112,7 @@ class CriticConfig(AlgorithmConfig):
                 f"{who} judges {self.n_step} ticks of a chunk, and this policy's have {horizon}: set algorithm.n_step "
                 f"to {horizon} or less."
             )
-        from cloud_learner.algorithms.chunk_critic import ChunkCritic
+        from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
 
         critic = ChunkCritic(policy.feature_width, self.n_step * numbers, self.critic_width)
         return critic.to(next(policy.module.parameters()).device)
@@ -159,6 +159,11 @@ class CriticUpdates(Algorithm):
         steps = read_outcomes(batch, (len(batch["outcome"]), 1))
         self.notices.note(steps)
         return steps, {"own_share": float((steps.own & steps.known).mean())}
+
+    def taught(self, batch: Batch, steps: StepOutcomes) -> Batch | None:
+        """The samples that people's steps begin, masked from where the policy goes on by itself; None without any."""
+        people = np.flatnonzero(~steps.own)
+        return select_rows(batch | {"mask": batch["imitable"]}, people) if len(people) else None
 
     def learn_values(
         self, step: UpdateStep, batch: Batch, features: torch.Tensor, steps: StepOutcomes, metrics: Metrics
@@ -209,7 +214,7 @@ class CriticUpdates(Algorithm):
         """(bool[b] chunks of which it is known what came next, these chunks)"""
         import torch
 
-        from cloud_learner.algorithms.chunk_critic import td_targets
+        from cloud_learner.algorithms.critics.chunk_critic import td_targets
 
         config, critic = self._judging, cast("ChunkCritic", step.average(CRITIC))
         ends = (steps.ticks_to_end >= 0) & (steps.ticks_to_end < config.n_step)
