@@ -15,7 +15,7 @@ other, one process for each core. `--keep` remembers each in DIR when it is done
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation
 from benchmarks.fleet_scaling import runs
 from benchmarks.fleet_scaling.learning import LearningPoint, TimeToSuccess, kept_learning_curve, time_to_success
-from benchmarks.fleet_scaling.periods import TrainingPeriod, TrainingPeriods, kept_training_periods
+from benchmarks.fleet_scaling.periods import TrainingPeriods, kept_training_periods
 from benchmarks.fleet_scaling.runs import ScalingSize
 from fleet.config.recipes import get_recipe
 
@@ -87,7 +87,7 @@ def report(
     ratios = [compare_periods(one) for one in periods]
     goals.append(
         Goal(
-            f"synchronous over asynchronous training period, {min(size.period_every_s):g} s of training",
+            f"synchronous over asynchronous training period, episodes of {size.episode_periods:g} asynchronous periods",
             ratios[-1][0],
             f"at least {PERIODS:g}",
             ratios[-1][0] >= PERIODS,
@@ -109,31 +109,24 @@ def speedup(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> tuple[flo
 
 
 def compare_periods(found: TrainingPeriods) -> tuple[float, list[dict[str, Any]]]:
-    """Median synchronous over median asynchronous period, and a row for each."""
-    medians = TrainingPeriod(
-        *(float(np.median([getattr(one, part.name) for one in found.periods])) for part in fields(TrainingPeriod))
-    )
-    lengths = {
-        name: [getattr(period, f"{name}_s") for period in found.periods] for name in ("asynchronous", "synchronous")
-    }
-    waited, unwaited = (float(np.median(lengths[name])) for name in ("synchronous", "asynchronous"))
-    rows = []
-    for name, seconds in lengths.items():
-        waits = name == "synchronous"
+    """Mean synchronous over mean asynchronous period, and a row for each."""
+    times, rows = found.mean("synchronous_s") / found.mean("asynchronous_s"), []
+    for name in ("asynchronous", "synchronous"):
+        seconds, waits = [getattr(period, f"{name}_s") for period in found.periods], name == "synchronous"
         rows.append(
             {
                 "a version after": f"{found.gradient_steps} gradient steps",
                 "": name,
-                "training period (s)": f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
-                "times": waited / unwaited if waits else None,
-                "episode (s, simulated)": medians.episode_s if waits else None,
-                "arrival (s)": medians.arrival_s if waits else None,
-                "gradient steps (s)": medians.gradient_s,
-                "version (s)": medians.version_s,
-                "loading (s)": medians.loading_s if waits else None,
+                "training period (s)": f"{np.mean(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})",
+                "times": times if waits else None,
+                "episode (s, simulated)": found.mean("episode_s") if waits else None,
+                "arrival (s)": found.mean("arrival_s") if waits else None,
+                "gradient steps (s)": found.mean("gradient_s" if waits else "beside_s"),
+                "version (s)": found.mean("version_s") if waits else None,
+                "loading (s)": found.mean("loading_s") if waits else None,
             }
         )
-    return waited / unwaited, rows
+    return times, rows
 
 
 def _bound(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> str:
@@ -177,16 +170,17 @@ def _learning_notes(
 
 
 def _period_notes(size: ScalingSize, periods: list[TrainingPeriods]) -> list[str]:
-    every_s = ", ".join(f"{one.every_s:g} s" for one in periods)
-    last = [one.episode_s / one.asynchronous_s for one in periods[-1].periods]
+    every_s = ", ".join(f"{one:g} s" for one in size.period_every_s)
+    last = periods[-1].mean("episode_s") / periods[-1].mean("asynchronous_s")
     return [
-        f"Training periods: median (lowest to highest) of {size.periods}, with as many gradient steps each as fit into "
-        f"{every_s} at this machine's speed. The episode is the longest of "
-        f"{size.period_robots} robots, in simulated time, and a simulated scene is reset at once; all else is "
-        "measured, robots and learner in one thread and without a network.",
-        "What waiting costs depends on how long an episode is beside an asynchronous period: "
-        f"{np.median(last):.1f} times in the last two rows, by which the goal is judged. Peer: RLinf-USER (arXiv "
-        "2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times; its episodes took 4.7 asynchronous periods.",
+        f"Training periods: mean (lowest to highest) of {size.periods}, with as many gradient steps each as fit into "
+        f"{every_s} at this machine's speed. The episode is the longest of {size.period_robots} robots, in simulated "
+        "time, and a simulated scene is reset at once; all else is measured, without a network. Asynchronous, a "
+        "version is made in its thread beside the gradient steps, as a fleet's trainer does it.",
+        "What waiting costs depends on how long an episode is beside an asynchronous period. Peer: RLinf-USER (arXiv "
+        "2602.07837) reports 45.0 and 7.90 s with real robots, 5.7 times; its episodes took "
+        f"{size.episode_periods:g} asynchronous periods. The last two rows, by which the goal is judged, have as many "
+        f"gradient steps as make that of the mean episode before them; it was {last:.1f}.",
     ]
 
 

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common.in_process_fleet import InProcessFleet
 from benchmarks.common.keeping import kept
 from benchmarks.fleet_scaling.runs import ScalingSize, make_recipe, pretrained_fleet
@@ -36,43 +38,55 @@ class TrainingPeriod:
     """making and encoding the version"""
     loading_s: float
     """until every robot acts by it and the gateway knows"""
+    beside_s: float
+    """as many gradient steps while a version is made in the trainer's thread for that"""
 
     @property
     def asynchronous_s(self) -> float:
         """Robots act, send and load meanwhile."""
-        return self.gradient_s + self.version_s
+        return self.beside_s
 
     @property
     def synchronous_s(self) -> float:
         """One after the other."""
-        return self.episode_s + self.arrival_s + self.asynchronous_s + self.loading_s
+        return self.episode_s + self.arrival_s + self.gradient_s + self.version_s + self.loading_s
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPeriods:
     """Some, with as many gradient steps each as fit into the training between two versions."""
 
-    every_s: float
     gradient_steps: int
     periods: list[TrainingPeriod]
 
+    def mean(self, part: str) -> float:
+        """Of a part, or of a whole period: episodes are short or given up, and a median is one or the other."""
+        return float(np.mean([getattr(one, part) for one in self.periods]))
+
 
 def training_periods(size: ScalingSize, recipe: Recipe) -> Iterator[TrainingPeriods]:
-    """For each of `period_every_s`, at the speed that this machine has.
+    """For each of `period_every_s`, at the speed that this machine has, then for `episode_periods`.
 
     Raises `AssertionError` when a version after the other is not let out.
     """
     # By the clock a version is due with the last gradient step, and not while robots act.
     late_s = max(size.period_every_s) + _SPARE_S
     recipe = replace(recipe, training=replace(recipe.training, publish_every_s=late_s))
+    waits: list[tuple[int, list[TrainingPeriod]]] = []
     with pretrained_fleet(recipe, size.period_robots, seed=0) as fleet:
         _until("the first version", fleet, lambda: fleet.ledger.newest_version() is not None, fleet.trainer.step)
         _load(fleet)
         # the first one shows the speed, with the data that robots bring
-        first = _training_period(fleet, _TIMED_STEPS)
+        step_s = _training_period(fleet, _TIMED_STEPS).gradient_s / _TIMED_STEPS
         for every_s in size.period_every_s:
-            steps = max(1, int(every_s / first.gradient_s * _TIMED_STEPS))
-            yield TrainingPeriods(every_s, steps, _let_out(fleet, steps, size.periods))
+            steps = max(1, int(every_s / step_s))
+            waits.append((steps, _let_out(fleet, steps, size.periods)))
+        episode_s = float(np.mean([one.episode_s for _, found in waits for one in found]))
+        steps = max(1, round(episode_s / size.episode_periods / step_s))
+        waits.append((steps, _let_out(fleet, steps, size.periods)))
+        fleet.trainer.start()
+        for steps, found in waits:
+            yield TrainingPeriods(steps, [replace(one, beside_s=_beside(fleet, steps)) for one in found])
 
 
 def _let_out(fleet: InProcessFleet, steps: int, number: int) -> list[TrainingPeriod]:
@@ -103,7 +117,21 @@ def _training_period(fleet: InProcessFleet, steps: int) -> TrainingPeriod:
         training_s += _seconds_of(trainer.step)
     version_s = trainer.counts.publishing.seconds - made_s
     loading_s = _seconds_of(partial(_load, fleet))
-    return TrainingPeriod((acted_ns - began_ns) / 1e9, arrival_s, training_s - version_s, version_s, loading_s)
+    return TrainingPeriod((acted_ns - began_ns) / 1e9, arrival_s, training_s - version_s, version_s, loading_s, 0.0)
+
+
+def _beside(fleet: InProcessFleet, steps: int) -> float:
+    """How long so many gradient steps take while the version that is due with the first of them is made."""
+    trainer, began_ns, made = fleet.trainer, fleet.clock.now_ns(), fleet.trainer.counts.publishing.made
+    for second in range(int(trainer.learner.training.publish_every_s) + 1):
+        fleet.clock.sleep_until(began_ns + int((second + 1) * 1e9))
+        _poll(fleet)
+    seconds = 0.0
+    for _ in range(steps):
+        seconds += _seconds_of(trainer.step)
+        _poll(fleet)
+    _until("the version beside it", fleet, lambda: trainer.counts.publishing.made > made, trainer.step)
+    return seconds
 
 
 def _finish_episodes(fleet: InProcessFleet) -> None:
@@ -169,6 +197,6 @@ def kept_training_periods(size: ScalingSize, home: Path) -> list[TrainingPeriods
         return made
 
     return [
-        TrainingPeriods(one["every_s"], one["gradient_steps"], [TrainingPeriod(**each) for each in one["periods"]])
+        TrainingPeriods(one["gradient_steps"], [TrainingPeriod(**each) for each in one["periods"]])
         for one in kept(home / "training-periods.json", make)
     ]

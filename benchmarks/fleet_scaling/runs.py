@@ -34,14 +34,16 @@ class ScalingSize:
     """held-out success, mean over tasks, that is to be reached"""
     gradient_steps: float = 0.625
     """for each robot step"""
-    publish_every_s: float = 1.0
+    publish_every_s: float = 0.25
     """of robot time, while success is waited for"""
     period_robots: int = 4
-    period_every_s: tuple[float, ...] = (5.0, 1.0, 0.5)
+    period_every_s: tuple[float, ...] = (5.0, 1.0, 0.5, 0.25)
     """of training between two versions"""
+    episode_periods: float = 4.7
+    """asynchronous periods that an episode takes, of the last row of periods: as in the peer's fleet"""
 
 
-FULL = ScalingSize("state", (1, 2, 4, 8), (0, 1, 2), 1_200, 19_200, 40, 9)
+FULL = ScalingSize("state", (1, 2, 4, 8), (0, 1, 2, 3, 4, 5), 1_200, 19_200, 40, 24)
 QUICK = ScalingSize("state", (1, 4), (0,), 400, 800, 3, 1)
 
 

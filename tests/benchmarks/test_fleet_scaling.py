@@ -25,7 +25,8 @@ torch = pytest.importorskip("torch")
 
 SIZE = ScalingSize("state", (1, 4), (0, 1), 100, 300, 2, 3)
 TINY = ScalingSize("fake", (1, 2), (0,), 80, 160, 1, 2, level=2.0, period_robots=2, period_every_s=(0.2, 0.1))
-SLOW, QUICKER = TrainingPeriod(2.0, 0.25, 4.0, 0.5, 0.25), TrainingPeriod(1.0, 0.25, 3.5, 0.5, 0.25)
+SLOW = TrainingPeriod(2.0, 0.25, 4.0, 0.5, 0.25, 4.5)
+QUICKER = TrainingPeriod(1.0, 0.25, 3.25, 0.5, 0.5, 3.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +47,7 @@ def curve(*successes: float, robots: int = 1) -> list[LearningPoint]:
 
 def reports(one: list[LearningPoint], four: list[LearningPoint], periods: list[TrainingPeriod]) -> Result:
     curves = {(robots, seed): found for robots, found in ((1, one), (4, four)) for seed in SIZE.seeds}
-    return report(SIZE, curves, [TrainingPeriods(5.0, 7, [SLOW]), TrainingPeriods(0.5, 2, periods)])
+    return report(SIZE, curves, [TrainingPeriods(7, [SLOW]), TrainingPeriods(2, periods)])
 
 
 def test_time_is_interpolated_between_the_last_below_and_the_first_above() -> None:
@@ -87,9 +88,9 @@ def test_a_synchronous_period_waits_for_everything_and_an_asynchronous_one_for_t
     assert (SLOW.asynchronous_s, SLOW.synchronous_s) == (4.5, 7.0)
     found = reports(curve(0.2, 0.8), curve(0.2, 0.8), [SLOW, QUICKER, SLOW])
     (table,) = found.more.values()
-    assert [row["training period (s)"] for row in table[2:]] == ["4.50 (4.00 to 4.50)", "7.00 (5.50 to 7.00)"]
-    assert [row["times"] for row in table] == [None, 7.0 / 4.5] * 2
-    assert [row["episode (s, simulated)"] for row in table] == [None, 2.0] * 2
+    assert [row["training period (s)"] for row in table[2:]] == ["4.00 (3.00 to 4.50)", "6.50 (5.50 to 7.00)"]
+    assert [row["times"] for row in table] == [None, 7.0 / 4.5, None, 6.5 / 4.0]
+    assert [row["episode (s, simulated)"] for row in table] == [None, 2.0, None, 5 / 3]
     assert [row["a version after"][:2] for row in table] == ["7 ", "7 ", "2 ", "2 "]
 
 
@@ -162,13 +163,15 @@ def test_a_period_has_its_gradient_steps_its_version_and_an_episode(monkeypatch:
     recipe = make_recipe(TINY)
     recipe = replace(recipe, training=replace(recipe.training, pretrain_steps=20))
     found = list(training_periods(TINY, recipe))
-    assert [(one.every_s, len(one.periods)) for one in found] == [(0.2, TINY.periods), (0.1, TINY.periods)]
-    more, less = (one.gradient_steps for one in found)
-    assert less >= 1 and abs(more - 2 * less) <= 1
+    assert [len(one.periods) for one in found] == [TINY.periods] * 3
+    more, less, last = (one.gradient_steps for one in found)
+    assert less >= 1 and abs(more - 2 * less) <= 1 and last >= 1
     # the version of a period is made by its last step
     assert all(one == other for one, other in trained[1:])
-    assert np.diff([one for one, _ in trained]).tolist()[1:] == [more] * TINY.periods + [less] * TINY.periods
+    assert np.diff([one for one, _ in trained]).tolist()[1:] == [
+        steps for steps in (more, less, last) for _ in range(TINY.periods)
+    ]
     longest_s = (recipe.loop.max_ticks + 20) * recipe.spec.period_ns / 1e9
     for period in (period for one in found for period in one.periods):
         assert 0.1 < period.episode_s <= longest_s
-        assert min(period.arrival_s, period.gradient_s, period.version_s, period.loading_s) > 0
+        assert min(period.arrival_s, period.gradient_s, period.version_s, period.loading_s, period.beside_s) > 0
