@@ -36,20 +36,26 @@ def commit(directory: Path = Path(__file__).parent) -> str:
 
 @functools.cache
 def calibration_ms() -> float:
-    """Median processor time of a small training step on one thread, in milliseconds; measured once a process.
+    """What `MachineSpeed` says before anything else runs, in milliseconds; measured once a process.
 
-    The step never changes: 16 pictures of 64 pixels through two convolutions and two layers, in float32. Figures of
-    two machines are compared by their ratio to it.
+    Figures of two machines are compared by their ratio to it.
     """
-    import torch
-    from torch import nn
+    return MachineSpeed().step_ms(_STEPS)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+
+class MachineSpeed:
+    """A small training step on one thread, by which machines, and moments of one machine, are compared.
+
+    The step never changes: 16 pictures of 64 pixels through two convolutions and two layers, in float32.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        from torch import nn
+
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = nn.Sequential(
+            self._network = nn.Sequential(
                 nn.Conv2d(3, 32, 4, 4),
                 nn.ReLU(),
                 nn.Conv2d(32, 64, 3, 2, 1),
@@ -58,15 +64,23 @@ def calibration_ms() -> float:
                 nn.SiLU(),
                 nn.Linear(_WIDTH, 64),
             )
-            images, wanted = torch.rand(_BATCH, 3, _PIXELS, _PIXELS), torch.rand(_BATCH, 64)
-            optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+            self._images, self._wanted = torch.rand(_BATCH, 3, _PIXELS, _PIXELS), torch.rand(_BATCH, 64)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), fused=True)
+
+    def step_ms(self, steps: int) -> float:
+        """Median processor time of `steps` steps, after some to warm up, in milliseconds."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
             took = []
-            for _ in range(_WARM_UP + _STEPS):
+            for _ in range(_WARM_UP + steps):
                 begun = time.thread_time()
-                optimizer.zero_grad()
-                (network(images) - wanted).square().mean().backward()
-                optimizer.step()
+                self._optimizer.zero_grad()
+                (self._network(self._images) - self._wanted).square().mean().backward()
+                self._optimizer.step()
                 took.append(time.thread_time() - begun)
-    finally:
-        torch.set_num_threads(before)
-    return 1e3 * statistics.median(took[_WARM_UP:])
+        finally:
+            torch.set_num_threads(before)
+        return 1e3 * statistics.median(took[_WARM_UP:])

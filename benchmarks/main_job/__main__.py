@@ -69,6 +69,7 @@ def row_of(wanted: MainJobOptions, runs: list[Report]) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(),
         "calibration ms": round(calibration_ms(), 1),
+        "meanwhile ms": _mean(runs, lambda run: run["outside"]["machine_ms"]),
         "recipe": wanted.recipe,
         "minutes": wanted.minutes,
         "robots": wanted.robots,
@@ -132,7 +133,7 @@ def costs_of(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     ):
         kinds = sorted({kind for row in rows for kind in row[key]})
         found[title] = [
-            {name: row[name] for name in ("commit", "recipe", "calibration ms")}
+            {name: row.get(name) for name in ("commit", "recipe", "calibration ms", "meanwhile ms")}
             | {kind: row[key].get(kind) for kind in kinds}
             for row in rows
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.machine import MachineSpeed
 from benchmarks.common.processes import ProcessTree
 from fleet.launch.backend import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S, _WEIGH_EVERY_S = 1.0, 20.0
+_MOMENT_STEPS = 5
+"""of the machine's speed, whenever memory is weighed: a two-hundredth of a core"""
 _END_S = 120.0
 
 
@@ -41,8 +45,9 @@ def run_once(wanted: MainJobOptions, seed: int) -> dict[str, Any]:
     """The report of one run in a fresh data directory, and what was seen from outside under `outside`.
 
     `cpu_s` and `cpu_ms_per_tick` by kind of process and `cores` altogether, of the time robots worked; `gradient_steps`
-    and `gradient_steps_per_s` of that time; `memory_bytes`: the most of the whole fleet. Raises `SystemExit` with what
-    was said last when the run fails.
+    and `gradient_steps_per_s` of that time; `machine_ms`: how fast the machine was meanwhile (`MachineSpeed`, median of
+    moments); `memory_bytes`: the most of the whole fleet. Raises `SystemExit` with what was said last when the run
+    fails.
     """
     with tempfile.TemporaryDirectory(prefix="vla-fleet-main-job-") as name:
         folder, port = Path(name), free_port(0, "127.0.0.1")
@@ -99,6 +104,7 @@ class _Watch:
         self._begin: tuple[float, dict[str, float], int, int] | None = None
         self._end: tuple[float, dict[str, float]] | None = None
         self._memory: Counter[str] = Counter()
+        self._machine, self._machine_ms = MachineSpeed(), list[float]()
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def until_it_ends(self) -> None:
@@ -114,6 +120,7 @@ class _Watch:
                 if now_s - weighed_s > _WEIGH_EVERY_S:
                     weighed_s, memory = now_s, self._tree.memory_bytes()
                     self._memory = max(self._memory, memory, key=lambda kinds: sum(kinds.values()))
+                    self._machine_ms.append(self._machine.step_ms(_MOMENT_STEPS))
                 if self._time_is_up.is_set():
                     self._end = now_s, self._tree.cpu_seconds()
             time.sleep(_LOOK_EVERY_S)
@@ -135,6 +142,7 @@ class _Watch:
             "cores": round(sum(used.values()) / took_s, 3),
             "trainer_cores": round(used.get("trainer", 0.0) / took_s, 3),
             "gradient_steps": report["gradient_steps"] - steps,
+            "machine_ms": round(statistics.median(self._machine_ms), 2),
             "gradient_steps_per_s": round((report["gradient_steps"] - steps) / took_s, 2),
             "memory_bytes": sum(self._memory.values()),
             "memory_by_kind": dict(sorted(self._memory.items())),

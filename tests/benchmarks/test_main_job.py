@@ -37,6 +37,7 @@ def report(seed: int = 0, success: float = 0.95, first: float = 3.0) -> dict[str
         "steps_duplicated": 0,
         "version_lag": {"0": 900, "2": 3},
         "outside": {
+            "machine_ms": 9.5,
             "gradient_steps": 6000,
             "gradient_steps_per_s": 10.0,
             "trainer_cores": 0.7,
