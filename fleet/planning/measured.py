@@ -107,7 +107,7 @@ def of_recipe(recipe: Recipe) -> Figures:
     source = f"recipe {recipe.name}"
     found = {name: PlanFigure(value, source) for name, value in values.items()}
     found["step_bytes"] = PlanFigure(values["step_bytes"], f"{source}, estimated")
-    given = recipe.samples_per_insert
+    given = recipe.samples_per_insert or recipe.algorithm.needs().samples_per_insert
     found["draws_per_insert"] = PlanFigure(
         given or recipe.echo, f"{source}, {'samples per insert' if given else 'echo'}"
     )

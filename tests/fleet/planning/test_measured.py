@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from cloud_learner.algorithms.hg_dagger import HGDagger
+from cloud_learner.algorithms.interface import DataNeeds
 from cloud_learner.buffer.location import BufferLocation
 from cloud_learner.buffer.sampling.target import StalenessBound
 from fleet.config.recipes import get_recipe
@@ -49,6 +51,17 @@ def test_who_knows_best_is_believed_and_named() -> None:
     bounded = replace(get_recipe("pixels"), staleness=StalenessBound(3), samples_per_insert=12.0)
     figures, lag, _ = settle(SAID, of_recipe(bounded))
     assert (lag, figures.draws_per_insert) == (3, 12.0)
+
+
+def test_a_recipe_without_a_bound_of_draws_has_that_of_its_algorithm() -> None:
+    @dataclass(frozen=True)
+    class Sparing(HGDagger):
+        def needs(self) -> DataNeeds:
+            return replace(super().needs(), samples_per_insert=7.0)
+
+    recipe = replace(get_recipe("pixels"), algorithm=Sparing())
+    assert of_recipe(recipe)["draws_per_insert"].value == 7.0
+    assert of_recipe(replace(recipe, samples_per_insert=3.0))["draws_per_insert"].value == 3.0
 
 
 @pytest.mark.parametrize(
