@@ -217,6 +217,8 @@ class ActionCheckConfig:
                 f"action check: observations {self.observations} must not be negative, quantization_every "
                 f"{self.quantization_every} must be at least 1."
             )
+        if self.min_spread < 0:
+            raise ConfigError(f"action check: min_spread is {self.min_spread}; it must not be negative.")
         for name in ("max_change", "max_saturation_rise", "max_quantization_change"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"action check: {name} is {getattr(self, name)}; it must be positive.")

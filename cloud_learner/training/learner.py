@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from cloud_learner.algorithms.augmentation import shift_images
-from cloud_learner.algorithms.interface import POLICY, Algorithm, AlgorithmConfig, Metrics
+from cloud_learner.algorithms.interface import POLICY, Algorithm, AlgorithmConfig, Metrics, TrainedNetwork
 from cloud_learner.training.config import LossPrecision, TrainingConfig
 from cloud_learner.training.optimized_network import OptimizedNetwork
 from cloud_learner.training.ranks.group import ALONE, RankCommand, RankGroup
@@ -34,7 +34,7 @@ from policies.common.embodiments import EmbodimentTable
 from policies.common.weights import base_sha256
 from policies.interface.capabilities import Joinable
 from policies.interface.policy import Batch, TrainablePolicy
-from wire.errors import ConfigError, NotFiniteError, PolicyError
+from wire.errors import ConfigError, NotFiniteError, PolicyError, suggest
 
 _EMBODIMENTS = "embodiments"
 _RESUME = (
@@ -97,7 +97,9 @@ class Learner:
         """updates that were made"""
         self.random_lock = threading.Lock()
         """held while torch's global random numbers are a step's: whoever draws of them in another thread holds it"""
-        for one in self.algorithm.networks.values():
+        for name, one in self.algorithm.networks.items():
+            if not isinstance(one, TrainedNetwork):
+                raise ConfigError(f"{self.named}: its network '{name}' is {type(one).__name__}, and no TrainedNetwork.")
             # where the policy was made; what an algorithm has beside it need not mind
             one.module.to(next(policy.module.parameters()).device)
         self.networks: dict[str, OptimizedNetwork] = {
@@ -230,6 +232,7 @@ class _Step:
         self._seed = int(self.rng.integers(2**63))
         self._random_state: list[torch.Tensor] = []
         """of torch's generators, where the last draw left them"""
+        self._in_loss = False
 
     def draw(self) -> Batch:
         batch, pixels, group = self._source.next(), self._learner.training.shift_px, self._learner.group
@@ -243,7 +246,7 @@ class _Step:
         return self._descend(network, iter([loss]), 1)
 
     def average(self, network: str) -> nn.Module:
-        return self._learner.networks[network].average
+        return self._network(network).average
 
     def note_losses(self, batch: Batch, losses: np.ndarray) -> None:
         group = self._learner.group
@@ -256,6 +259,11 @@ class _Step:
 
     @contextmanager
     def random(self) -> Iterator[None]:
+        if self._in_loss:
+            raise ConfigError(
+                f"{self._learner.named}: step.random(), minimize() and descend() do not go inside a loss, nor inside "
+                "step.random(): a loss has the update's random numbers already."
+            )
         device = self._learner.device
         devices = [device] if device.type == "cuda" else []
         with self._learner.random_lock, torch.random.fork_rng(devices=devices):
@@ -265,9 +273,21 @@ class _Step:
                     torch.cuda.set_rng_state(state, device)
             else:
                 torch.manual_seed(self._seed)
-            with self._shared():
-                yield
+            self._in_loss = True
+            try:
+                with self._shared():
+                    yield
+            finally:
+                self._in_loss = False
             self._random_state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
+
+    def _network(self, name: str) -> OptimizedNetwork:
+        """Raises `ConfigError` for one that the algorithm does not train."""
+        if (network := self._learner.networks.get(name)) is None:
+            known = self._learner.networks
+            named = ", ".join(f"'{one}'" for one in known)
+            raise ConfigError(f"{self._learner.named} trains no network '{name}', only {named}.{suggest(name, known)}")
+        return network
 
     def _shared(self) -> AbstractContextManager[object]:
         return self._learner.group.share(self._learner.training.batch)
@@ -275,7 +295,7 @@ class _Step:
     def _descend(self, name: str, losses: Iterator[Callable[[], torch.Tensor]], count: int) -> float:
         """One optimiser's step down the mean of `count` losses; that mean."""
         learner, total = self._learner, 0.0
-        network = learner.networks[name]
+        network = self._network(name)
         network.begin()
         for loss in losses:
             with self.random(), torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.bfloat16):

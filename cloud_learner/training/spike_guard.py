@@ -32,7 +32,7 @@ MOST_RETURNS = 3
 
 
 class SpikeGuard:
-    """Median of the newest `RECENT` losses against that of the `BEFORE` in front of them."""
+    """Median of the newest `RECENT` losses against that of the `BEFORE` in front of them, and what those scatter by."""
 
     def __init__(self, factor: float) -> None:
         """factor: so many times as high is a spike; 0: nothing is"""
@@ -61,21 +61,24 @@ class SpikeGuard:
     @property
     def suspects(self) -> bool:
         """Whether the newest losses might begin a spike: what is saved now may be from inside it."""
-        return self._refused > 0 or self._ratio(RECENT // 4) > self._factor > 0
+        return self._refused > 0 or self._rise(RECENT // 4) > self._factor > 0
 
     @property
     def sees_spike(self) -> bool:
         """Whether there is one. Of refused steps each `RECENT` are one."""
         refused = self._refused > 0 and self._refused % RECENT == 0
-        return self._factor > 0 and (refused or self._ratio(RECENT) > self._factor)
+        return self._factor > 0 and (refused or self._rise(RECENT) > self._factor)
 
-    def _ratio(self, newest: int) -> float:
+    def _rise(self, newest: int) -> float:
+        """How many times as high the newest are. A loss may be around zero, or below: what it scatters by is then what
+        they are measured with."""
         known = len(self._losses) - newest
         if known < LEAST_BEFORE or not self._factor:
             return 0.0
-        before = float(np.median(list(islice(self._losses, known))))
+        low, before, high = np.percentile(list(islice(self._losses, known)), (25, 50, 75))
         now = float(np.median(list(islice(self._losses, known, None))))
-        return now / before if before > 0 else 0.0
+        scale = max(abs(before), high - low)
+        return float(1 + (now - before) / scale) if scale else 0.0
 
 
 class SpikeReturns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from cloud_learner.training.config import (
 )
 from fleet.config.weights_source import WeightsSource
 from fleet.evaluation.evaluator import EvaluatorConfig
+from fleet.evaluation.injected_delay import parse_delay
 from hal.interfaces.dynamics import DynamicsModel
 from hal.stop_devices.config import StopDevicesConfig
 from policies.interface.policy import LearnedPolicy, Policy
@@ -162,6 +164,24 @@ class Recipe:
                 f"{what}: keep_checkpoints is {self.keep_checkpoints}; it must be 1 or more, for training goes on from "
                 "the newest."
             )
+        for name, (least, most) in _LIMITS.items():
+            if not least <= getattr(self, name) <= most:
+                to = f" and at most {most:g}" if most < math.inf else ""
+                raise ConfigError(f"{what}: {name} is {getattr(self, name):g}; it must be at least {least:g}{to}.")
+        if self.share <= 0 or self.validation == 1:
+            raise ConfigError(
+                f"{what}: share {self.share} must be above 0, and validation {self.validation} below 1: something has to "
+                "be trained on."
+            )
+        if not 0 < self.speed_limit <= 1:
+            raise ConfigError(f"{what}: speed_limit is {self.speed_limit}; it must be above 0 and at most 1.")
+        parse_delay(self.delay)
+        if unknown := set(self.tasks) - set(self.instructions):
+            raise ConfigError(
+                f"{what}: task '{min(unknown)}' has no instruction; there are {', '.join(sorted(self.instructions))}."
+            )
+        # an algorithm's settings that cannot be are refused here, whoever wrote it
+        self.algorithm.needs()
 
     def as_member(self, name: str) -> Recipe:
         """The recipe of a member in this job: what is its robot's is its own, everything else is the job's."""
@@ -199,6 +219,17 @@ class Recipe:
         return ""
 
 
+_LIMITS = {
+    "demonstrations": (0, math.inf),
+    "echo": (0, math.inf),
+    "samples_per_insert": (0, math.inf),
+    "max_samples_per_insert": (0, math.inf),
+    "min_corrected_steps": (0, math.inf),
+    "validation": (0, 1),
+    "cache_bytes": (1, math.inf),
+    "cache_workers": (0, math.inf),
+    "prefetch": (0, math.inf),
+}
 _OF_ROBOT = (
     "tasks",
     "instructions",

@@ -57,6 +57,10 @@ class EvaluatorConfig:
         for name in ("episodes", "final_episodes", "max_ticks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"evaluator: {name} is {getattr(self, name)}; it must be positive.")
+        if self.every_s < 0 or self.delay_ticks < 0:
+            raise ConfigError(
+                f"evaluator: every_s {self.every_s} and delay_ticks {self.delay_ticks} must not be negative."
+            )
         for name in ("first_seed", "final_first_seed"):
             if getattr(self, name) not in HELD_OUT_SEEDS:
                 raise ConfigError(

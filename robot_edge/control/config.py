@@ -149,7 +149,12 @@ class LoopConfig:
     episodes: EpisodeRules = field(default_factory=EpisodeRules)
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for a time that is none."""
+        """Raises `ConfigError` for a time or a number that is none."""
+        for name in ("max_ticks", "status_every_ticks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"LoopConfig: {name} is {getattr(self, name)}; give 1 or more.")
+        if self.tail_ticks < 0:
+            raise ConfigError(f"LoopConfig: tail_ticks is {self.tail_ticks}; give 0 or more.")
         for name in ("takeover_blend_s", "hand_back_blend_s"):
             if not 0 <= getattr(self, name) <= 60:
                 raise ConfigError(f"LoopConfig: {name} is {getattr(self, name)}; give 0 to 60 seconds.")

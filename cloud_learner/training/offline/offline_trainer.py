@@ -57,6 +57,7 @@ class OfflineTrainer:
         self._checkpoints, self._clock, self._config = checkpoints, clock, config
         self._spikes = SpikeReturns(learner, checkpoints)
         resumed = checkpoints.resume()
+        self._saved_at = learner.gradient_steps if resumed is not None else -1
         while source.refresh():
             pass
         self._let_join()
@@ -103,9 +104,12 @@ class OfflineTrainer:
         return metrics
 
     def save(self) -> None:
-        """Write a checkpoint now. Raises `StorageError`."""
+        """Write a checkpoint now, unless the newest one is of this gradient step. Raises `StorageError`."""
+        if self._saved_at == self.learner.gradient_steps:
+            return
         self._group.announce(RankCommand.save)
         self._write()
+        self._saved_at = self.learner.gradient_steps
         self._spikes.on_saved()
         self._next_checkpoint_ns = self._clock.now_ns() + int(self._config.checkpoint_every_s * 1e9)
 

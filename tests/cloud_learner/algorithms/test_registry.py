@@ -313,6 +313,39 @@ def test_its_own_network_is_the_same_under_the_same_seed() -> None:
     assert [one["guessed"] for one in run(0)] != [one["guessed"] for one in run(1)]
 
 
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (lambda guesses, step: step.minimize("polcy", None), "no network 'polcy', only 'policy', 'guess'. Did you mean"),
+        (lambda guesses, step: step.average("gues"), "trains no network 'gues'"),
+        (lambda guesses, step: step.descend("guess", lambda: drawn_inside(step)), "do not go inside a loss"),
+        (lambda guesses, step: drawn_inside(step, guesses.guess), "do not go inside a loss, nor inside step.random()"),
+    ],
+)
+def test_a_slip_in_an_update_is_said_by_name(update: Callable, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(FlowPolicy(SPEC, NET, seed=0), Guessing(), TrainingConfig(batch=4))
+    own = Guesses.update
+    monkeypatch.setattr(Guesses, "update", update)
+    with pytest.raises(ConfigError, match="algorithm 'guessing'") as refused:
+        learner.step(Batches(example_batch(SPEC, 4, 0)))
+    assert said in str(refused.value)
+    monkeypatch.setattr(Guesses, "update", own)
+    learner.step(Batches(example_batch(SPEC, 4, 0)))
+    assert learner.gradient_steps == 1
+
+
+def drawn_inside(step: object, guess: object = None) -> torch.Tensor:
+    with step.random():
+        step.descend("guess", lambda: guess(torch.randn(4, 3)).mean())
+        return torch.randn(1)
+
+
+def test_a_network_that_is_not_said_how_to_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guesses, "networks", property(lambda guesses: {POLICY: guesses.policy.module}))
+    with pytest.raises(ConfigError, match="its network 'policy' is FlowNetwork, and no TrainedNetwork"):
+        Learner(FlowPolicy(SPEC, NET, seed=0), Guessing(), TrainingConfig(batch=4))
+
+
 def test_its_own_network_goes_where_the_policy_is() -> None:
     policy = FlowPolicy(SPEC, NET, seed=0)
     policy.module.to("meta")

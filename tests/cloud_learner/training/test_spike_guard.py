@@ -42,6 +42,24 @@ def test_a_rise_for_good_is_one_and_is_suspected_before():
     assert not guard.sees_spike and not guard.suspects
 
 
+@pytest.mark.parametrize("level", [0.0, -0.02, -3.0])
+def test_a_loss_around_zero_or_below_it_is_measured_by_what_it_scatters(level):
+    guard, rng = SpikeGuard(10.0), np.random.default_rng(3)
+    for loss in level + 0.1 * rng.standard_normal(3000):
+        guard.note(loss)
+        assert not guard.sees_spike and not guard.suspects
+    for loss in 100.0 + 0.1 * rng.standard_normal(RECENT):
+        guard.note(loss)
+    assert guard.sees_spike and guard.suspects
+
+
+def test_a_loss_that_falls_ever_lower_is_no_spike():
+    guard = SpikeGuard(10.0)
+    for step in range(1000):
+        guard.note(-1.02**step)
+        assert not guard.sees_spike and not guard.suspects
+
+
 def test_none_is_seen_when_none_is_asked_for():
     guard = SpikeGuard(0.0)
     for loss in [*noisy(1.0, 300), *noisy(1e6, 100)]:

@@ -56,6 +56,22 @@ def test_stopped_and_started_again_it_learns_the_same(data: DataDirectory, tmp_p
     assert trained(run, data, steps=STEPS + 1) != whole
 
 
+def test_a_gradient_step_is_saved_once(data: DataDirectory, tmp_path: Path) -> None:
+    run = DataDirectory(tmp_path / "run")
+    with open_offline_trainer(replace(recipe(), checkpoint_every_s=0.0), data, run, 0, STEPS) as trainer:
+        for _ in range(3):
+            trainer.step()
+        there = sorted(run.training.iterdir())
+        trainer.save()
+        assert sorted(run.training.iterdir()) == there
+    with open_offline_trainer(recipe(), data, run, 0, STEPS) as trainer:
+        trainer.save()
+        assert sorted(run.training.iterdir()) == there
+        trainer.step()
+        trainer.save()
+        assert sorted(run.training.iterdir()) != there
+
+
 def test_a_kill_costs_what_came_after_the_checkpoint(data: DataDirectory, tmp_path: Path) -> None:
     run = DataDirectory(tmp_path / "run")
     whole = trained(DataDirectory(tmp_path / "whole"), data)
