@@ -170,8 +170,8 @@ def _learning_notes(
         "learner that keeps up. Compute: of one core, robots, gateway and learner together, without measurements.",
         f"Held-out success is measured every {size.measure_every} robot steps, on {size.episodes} scenes for each "
         f"task, in fleets of all sizes. The first measurement of {size.level:g} or more counts; the time is "
-        "interpolated linearly between the one before and it. Times as fast: ratio of mean times, with a 95 % bootstrap "
-        "interval over seeds.",
+        "interpolated linearly between the one before and it. Times as fast: ratio of mean times, with a 95 % "
+        "bootstrap interval over seeds.",
         f"A run is given up after {size.give_up} robot steps: {given_up} of {len(reached)} were, which is marked by >; "
         "in means and ratios they count with that time.",
         "Peer: SOP (arXiv 2601.03044) reports 173.6 and 71.7 minutes to 0.8 with one and four real robots, 2.4 times.",

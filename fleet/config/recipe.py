@@ -170,8 +170,8 @@ class Recipe:
                 raise ConfigError(f"{what}: {name} is {getattr(self, name):g}; it must be at least {least:g}{to}.")
         if self.share <= 0 or self.validation == 1:
             raise ConfigError(
-                f"{what}: share {self.share} must be above 0, and validation {self.validation} below 1: something has to "
-                "be trained on."
+                f"{what}: share {self.share} must be above 0, and validation {self.validation} below 1: something has "
+                "to be trained on."
             )
         if not 0 < self.speed_limit <= 1:
             raise ConfigError(f"{what}: speed_limit is {self.speed_limit}; it must be above 0 and at most 1.")

@@ -316,7 +316,7 @@ def test_its_own_network_is_the_same_under_the_same_seed() -> None:
 @pytest.mark.parametrize(
     ("update", "said"),
     [
-        (lambda guesses, step: step.minimize("polcy", None), "no network 'polcy', only 'policy', 'guess'. Did you mean"),
+        (lambda guesses, step: step.minimize("polcy", None), "network 'polcy', only 'policy', 'guess'. Did you mean"),
         (lambda guesses, step: step.average("gues"), "trains no network 'gues'"),
         (lambda guesses, step: step.descend("guess", lambda: drawn_inside(step)), "do not go inside a loss"),
         (lambda guesses, step: drawn_inside(step, guesses.guess), "do not go inside a loss, nor inside step.random()"),

@@ -56,7 +56,7 @@ def test_a_loss_around_zero_or_below_it_is_measured_by_what_it_scatters(level):
 def test_a_loss_that_falls_ever_lower_is_no_spike():
     guard = SpikeGuard(10.0)
     for step in range(1000):
-        guard.note(-1.02**step)
+        guard.note(-(1.02**step))
         assert not guard.sees_spike and not guard.suspects
 
 
