@@ -176,10 +176,6 @@ class Recipe:
         if not 0 < self.speed_limit <= 1:
             raise ConfigError(f"{what}: speed_limit is {self.speed_limit}; it must be above 0 and at most 1.")
         parse_delay(self.delay)
-        if unknown := set(self.tasks) - set(self.instructions):
-            raise ConfigError(
-                f"{what}: task '{min(unknown)}' has no instruction; there are {', '.join(sorted(self.instructions))}."
-            )
         # an algorithm's settings that cannot be are refused here, whoever wrote it
         self.algorithm.needs()
 

@@ -65,6 +65,12 @@ def with_settings(recipe: Recipe, given: Sequence[str], option: str = "--set") -
     """
     for text in given:
         recipe = _with_setting(recipe, text, option)
+    # of both, whichever is given first
+    if given and (unsaid := set(recipe.tasks) - set(recipe.instructions)):
+        raise ConfigError(
+            f"{option} tasks={value_text(recipe.tasks)}: task '{min(unsaid)}' has no instruction; there are "
+            f"{', '.join(sorted(recipe.instructions))}. Give it one by {option} instructions=..."
+        )
     for name in _ROBOTS:
         if any(text.startswith(f"{name}.") for text in given):
             with _refusing(f"{option} {name}"):
