@@ -12,11 +12,8 @@ core. `--keep` remembers each in DIR when it is done, so that what was stopped g
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -29,6 +26,7 @@ from benchmarks.algorithms import runs
 from benchmarks.algorithms.runs import CONTROL, OFFLINE, AlgorithmsSize
 from benchmarks.common.keeping import keep_settings, run_keeping
 from benchmarks.common.learning_curve import LearningPoint
+from benchmarks.common.pool import process_pool
 from benchmarks.common.table import Goal, Result, interval, require_simulation
 
 FEWER = 3.0
@@ -41,9 +39,8 @@ def measure(quick: bool, keep: Path) -> Result:
     """Each task by each algorithm with each seed, then the control."""
     size = runs.QUICK if quick else runs.FULL
     keep_settings(keep / "size.json", {**asdict(size), "algorithms": [CONTROL]})
-    context = multiprocessing.get_context("spawn")
     found: dict[tuple[str, str, int], list[LearningPoint]] = {}
-    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=context, initializer=runs.begin_process) as pool:
+    with process_pool(len(size.tasks) * len(size.seeds), runs.begin_process) as pool:
         for algorithms in (size.algorithms, (OFFLINE,)):
             work = [(task, one, seed) for seed in size.seeds for task in size.tasks for one in algorithms]
             done = pool.map(partial(runs.measure, size, keep), *zip(*work, strict=True))
