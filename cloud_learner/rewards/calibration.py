@@ -117,7 +117,7 @@ def require_scores(scores: np.ndarray, who: str) -> None:
 def _lowest_shown(
     order: np.ndarray, right: np.ndarray, precision: float, confidence: float, word: str
 ) -> tuple[float | None, str]:
-    """(the last of `order`, of which the surest come first, up to which the precision is shown; or why there is none)"""
+    """(the last of `order`, the surest first, up to which the precision is shown, or why there is none)"""
     least, by = least_needed(precision, confidence), np.argsort(order, kind="stable")
     order, right = order[by], right[by]
     found = None
