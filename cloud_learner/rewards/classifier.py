@@ -83,6 +83,7 @@ class SuccessClassifier(SuccessModel):
     def __init__(self, network: SuccessNetwork, header: ClassifierHeader, sha256: str = "") -> None:
         self.network, self.header, self.sha256 = network.eval(), header, sha256
         self.steps, self.tasks = header.steps, header.tasks
+        self.thresholds, self.measured = header.thresholds, header.measured
 
     @classmethod
     def load(cls, data: bytes, what: str) -> SuccessClassifier:

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex, on_side
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.rewards.calibration import Thresholds, choose_thresholds, measure
+from cloud_learner.rewards.calibration import Measured, Thresholds, choose_thresholds, measure
 from cloud_learner.rewards.classifier import ClassifierHeader, SuccessClassifier, SuccessNetwork, as_tensors
 from cloud_learner.rewards.config import LABEL, OUTCOME, RewardConfig
 from cloud_learner.rewards.episode_ends import ended_episodes, read_ends
-from cloud_learner.rewards.interface import EpisodeEnd
+from cloud_learner.rewards.interface import EpisodeEnd, SuccessModel
 from cloud_learner.rewards.verdicts import VerdictReader
 from wire.errors import ConfigError, InvalidDataError
 from wire.types import RobotSpec
@@ -131,6 +131,17 @@ def train_classifier(
     measured = measure(made.score(measuring.ends), measuring.succeeded, thresholds)
     header = msgspec.structs.replace(header, thresholds=thresholds, measured=measured)
     return SuccessClassifier.load(SuccessClassifier(network, header).save(), "the trained classifier")
+
+
+def measure_model(
+    model: SuccessModel, judged: JudgedEnds, precision: float, confidence: float
+) -> tuple[Thresholds, Measured]:
+    """Of a model that was trained elsewhere: half of the episodes choose its thresholds, the others measure it."""
+    measuring = judged.part(lambda name: on_side(name, 0.5, True))
+    choosing = judged.part(lambda name: on_side(name, 0.5, False))
+    scores = [model.score(part.ends) if part.ends else np.zeros(0) for part in (choosing, measuring)]
+    thresholds = choose_thresholds(scores[0], choosing.succeeded, precision, confidence)
+    return thresholds, measure(scores[1], measuring.succeeded, thresholds)
 
 
 def _fit(

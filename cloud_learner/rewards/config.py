@@ -35,6 +35,11 @@ class RewardConfig:
                 words = ", ".join((*FIRM, *sorted(known())))
                 raise ConfigError(f"rewards: there is no source '{kind}'. There are {words}.")
             require_kind(kind)
+        if self.success_return is not None and not math.isfinite(self.success_return):
+            raise ConfigError(f"rewards: success_return is {self.success_return}; give a finite number.")
+
+    def require_whole(self) -> None:
+        """Raise `ConfigError` for fields that do not go together: they are set one by one."""
         if 0 < len(self.models) < INDEPENDENT and not self.doubt:
             raise ConfigError(
                 f"rewards: '{self.models[0]}' is the only model among the sources, and no single model's word counts: "
@@ -44,8 +49,6 @@ class RewardConfig:
             raise ConfigError("rewards: doubt is what models do, and there is none among the sources.")
         if (SIMULATOR in self.sources) != (self.success_return is not None):
             raise ConfigError("rewards: the source 'simulator' and success_return go together: set both, or neither.")
-        if self.success_return is not None and not math.isfinite(self.success_return):
-            raise ConfigError(f"rewards: success_return is {self.success_return}; give a finite number.")
 
     @property
     def models(self) -> tuple[str, ...]:

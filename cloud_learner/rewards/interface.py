@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cloud_learner.rewards.calibration import Measured, Thresholds
 from wire.types import RobotSpec
 
 
@@ -31,6 +32,10 @@ class SuccessModel(ABC):
     """how many of an episode's last steps it looks at, at most"""
     tasks: tuple[str, ...]
     """those that it can tell of; empty: any"""
+    thresholds: Thresholds | None = None
+    """found when it was trained; None: they have to be found on what is judged here"""
+    measured: Measured | None = None
+    """likewise, on episodes that neither it nor its thresholds were made with"""
 
     @abstractmethod
     def require(self, spec: RobotSpec) -> None:

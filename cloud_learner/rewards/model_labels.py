@@ -8,7 +8,7 @@ what an older one said is told apart by its number and never written over what a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +36,10 @@ class LabelModel(msgspec.Struct, frozen=True):
     """for people: what it is made of"""
     wall_ns: int
     """nanoseconds since 1970, when it was adopted"""
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(self.success_at, self.failure_at)
 
     def verdicts(self, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """float32[n] what it says by float32[n] scores, nan where the model of int[n] `numbers` is another one."""
@@ -137,9 +141,3 @@ class ModelLabels:
             return msgspec.json.decode(text, type=tuple[LabelModel, ...]) if text else ()
         except msgspec.DecodeError as error:
             raise StorageError(f"the ledger's note of {self.kind} models cannot be read: {error}.") from error
-
-
-def count_by_model(scores: Iterable[ModelScore]) -> dict[int, int]:
-    """How many were said by each model, by its number."""
-    numbers, counts = np.unique([one.number for one in scores], return_counts=True)
-    return dict(zip(map(int, numbers), map(int, counts), strict=True))

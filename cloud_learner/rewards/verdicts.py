@@ -7,8 +7,10 @@ episode's outcome is read so: no step becomes a person's, and no episode a demon
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from cloud_learner.buffer.check import OUTCOMES
@@ -17,8 +19,9 @@ from cloud_learner.buffer.loading.labels import OpenVerdicts
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
 from cloud_learner.rewards.agreement import FAILURE, NOBODY_KNOWS, SUCCESS, agree
 from cloud_learner.rewards.config import LABEL, OUTCOME, SIMULATOR, RewardConfig
+from cloud_learner.rewards.episode_ends import ended_episodes
 from cloud_learner.rewards.model_labels import LabelModel, ModelLabels
-from wire.types import EpisodeOutcome
+from wire.types import EpisodeOutcome, RobotSpec
 
 log = logging.getLogger(__name__)
 _BY_RECORD = {OUTCOMES.index(EpisodeOutcome.success): SUCCESS, OUTCOMES.index(EpisodeOutcome.failure): FAILURE}
@@ -152,6 +155,10 @@ class _ModelScores:
         changed, self._newest = newest != self._newest, newest
         return changed or bool(len(rows))
 
+    def count_by_model(self) -> dict[int, int]:
+        """Episodes by the number of the model that said something of them last."""
+        return dict(sorted(Counter(number for _, number in self._scores.values()).items()))
+
     def verdicts(self) -> np.ndarray:
         scores = np.full(len(self._index.episode_numbers), np.nan, np.float32)
         numbers = np.zeros(len(scores), np.int64)
@@ -166,3 +173,43 @@ def _any_segment(index: SegmentIndex) -> np.ndarray:
     found = np.zeros(len(index.episode_numbers), np.int64)
     found[index.episode] = np.arange(len(index))
     return found
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """What the models of a kind have said, and where the newest says something else than people and the record."""
+
+    models: tuple[LabelModel, ...]
+    by_model: dict[int, int]
+    """episodes by the number of the model that said something of them last"""
+    ended: int
+    """episodes that could be labelled"""
+    says_success: int
+    says_failure: int
+    agrees: int
+    """with people's labels and the record"""
+    contradicts: tuple[str, ...]
+    """ids of the episodes of which these say otherwise: a person should look at them first"""
+
+
+def summarize(ledger: Ledger, spec: RobotSpec, tasks: Sequence[str], kind: str) -> ModelSummary:
+    """Of the episodes of robots with `spec` in these tasks. Raises `StorageError`."""
+    index, labels = SegmentIndex(tuple(tasks)), ModelLabels(ledger, kind)
+    index.extend(ledger.index(0, spec.data_hash))
+    firm = VerdictReader(ledger, index, RewardConfig(sources=(LABEL, OUTCOME)))
+    firm.refresh()
+    model = _ModelScores(labels, index)
+    model.refresh()
+    said, known = model.verdicts(), firm.verdicts
+    both = ~np.isnan(said) & (known != NOBODY_KNOWS)
+    others = np.flatnonzero(both & (said != known))
+    rows = index.row[_any_segment(index)[others]].tolist()
+    places = ledger.places(rows)
+    return ModelSummary(
+        models=labels.models(),
+        by_model=model.count_by_model(),
+        ended=len(ended_episodes(index)),
+        says_success=int((said == SUCCESS).sum()),
+        says_failure=int((said == FAILURE).sum()),
+        agrees=int((both & (said == known)).sum()),
+        contradicts=tuple(places[row].episode for row in rows if row in places),
+    )

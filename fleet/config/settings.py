@@ -65,6 +65,7 @@ def with_settings(recipe: Recipe, given: Sequence[str], option: str = "--set") -
     """
     for text in given:
         recipe = _with_setting(recipe, text, option)
+    recipe.rewards.require_whole()
     for name in _ROBOTS:
         if any(text.startswith(f"{name}.") for text in given):
             with _refusing(f"{option} {name}"):

@@ -19,6 +19,7 @@ from tests.cloud_learner.rewards.told import SPEC, TASKS, episode, label, opened
 from wire.errors import ConfigError, InvalidDataError, SpecMismatchError, WeightsError
 from wire.types import RobotSpec
 
+pytestmark = pytest.mark.slow
 SEEING = fake_spec(1, size=16)
 QUICK = ClassifierConfig(updates=60, width=16, batch=32, steps=3)
 TWO = ("drawer-open", "door-open")

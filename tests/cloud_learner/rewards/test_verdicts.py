@@ -252,7 +252,7 @@ def test_a_score_that_is_none_writes_nothing(tmp_path: Path, score: float) -> No
 )
 def test_sources_that_cannot_work_are_refused(options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        RewardConfig(**options)
+        RewardConfig(**options).require_whole()
 
 
 def test_another_packages_model_is_found_by_name(monkeypatch, tmp_path: Path) -> None:
