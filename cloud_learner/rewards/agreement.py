@@ -24,7 +24,7 @@ def agree(person: np.ndarray, record: np.ndarray, models: Mapping[str, np.ndarra
     """
     said = np.array([*models.values()], np.float32).reshape(len(models), len(record))
     good, bad = (said == SUCCESS).sum(0), (said == FAILURE).sum(0)
-    verdict = np.full(len(record), NOBODY_KNOWS, np.float32)
+    verdict: np.ndarray = np.full(len(record), NOBODY_KNOWS, np.float32)
     verdict[(good >= INDEPENDENT) & (bad == 0)] = SUCCESS
     verdict[(bad >= INDEPENDENT) & (good == 0)] = FAILURE
     verdict = np.where(np.isnan(record), verdict, record)

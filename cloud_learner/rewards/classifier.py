@@ -133,7 +133,7 @@ class SuccessClassifier(SuccessModel):
 
 def open_classifier(path: Path) -> SuccessClassifier:
     """The one in a file, or the newest in a directory. Raises `WeightsError` or `ConfigError`."""
-    if path.is_dir():
+    if path.is_dir() or not path.exists():
         numbered = {int(one.stem.rpartition("-")[2]): one for one in path.glob("classifier-*[0-9].safetensors")}
         if not numbered:
             raise ConfigError(f"{path}: there is no success classifier yet. `vla-fleet rewards train` makes one.")

@@ -14,7 +14,7 @@ from fleet.cli.stored.buffer import DATA, Data
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import unset
 from fleet.evaluation.statistics import wilson
-from wire.errors import ConfigError
+from wire.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
@@ -30,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Robot = Annotated[str, unset("Hash of a robot's spec, as `recipes` and events name it; default: the newest episode's.")]
+Robot = Annotated[str, unset("Hash of a robot's spec, where robots of several shapes recorded; default: the newest's.")]
 Tasks = Annotated[list[str] | None, typer.Option("--task", help="Only these tasks; default: all there are.")]
 Precision = Annotated[
     float, typer.Option(help="Share of what it calls a success, and of what it calls a failure, that must be right.")
@@ -123,7 +123,13 @@ def relabel(
                 while left or follow:
                     if not left:
                         time.sleep(_POLL_S)
-                    left = job.poll()
+                    try:
+                        left = job.poll()
+                    except StorageError as error:
+                        if not follow:
+                            raise
+                        shown.say(f"{error} It is tried again.")
+                        left = 0
                     shown.update(job.labelled, "", job.labelled + left)
         except KeyboardInterrupt:
             typer.echo("stopped: the same command goes on.", err=True)
