@@ -175,7 +175,9 @@ def _fit(
             progress(update + 1, loss.item())
         # a chance again: by how often episodes succeed (King and Zeng 2001, prior correction)
         failures, successes = learned.counts
-        network.head[-1].bias.data += math.log(successes / failures)  # type: ignore[union-attr, operator]
+        output = network.head[-1]
+        assert isinstance(output, torch.nn.Linear)
+        output.bias.data += math.log(successes / failures)
         return network
 
 

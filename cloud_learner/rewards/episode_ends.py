@@ -75,7 +75,7 @@ def _end(segments: Sequence[Segment], spec: RobotSpec, steps: int) -> EpisodeEnd
     if not shown.any():
         return None
     kept = np.flatnonzero(shown)
-    pictures = {name: np.stack([found[at] for at in kept]) for name, found in images.items()}  # type: ignore[misc]
+    pictures = {name: np.stack([found[at] for at in kept]) for name, found in images.items()}
     episode = segments[0].episode
     return EpisodeEnd(episode.id, episode.task, state[kept], pictures)
 

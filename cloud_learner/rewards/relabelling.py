@@ -85,7 +85,8 @@ class Relabelling:
         if ends:
             scores = np.asarray(self._model.score(list(ends.values())), np.float32)
             require_scores(scores, f"{self._kind} model {self._adopted.number}")
-            by_row, steps = {}, {}
+            by_row: dict[int, float] = {}
+            steps: dict[int, int] = {}
             for episode, score in zip(ends, scores.tolist(), strict=True):
                 members = index.members(np.array([episode]))
                 by_row |= dict.fromkeys(index.row[members].tolist(), score)

@@ -63,7 +63,7 @@ class VerdictReader:
     def record(self) -> np.ndarray:
         """float32[episodes]: what the record says, nan where nothing."""
         index, size = self._index, len(self._index.episode_numbers)
-        record = np.full(size, np.nan, np.float32)
+        record: np.ndarray = np.full(size, np.nan, np.float32)
         readers: dict[str, Callable[[], np.ndarray]] = {OUTCOME: self._outcomes, SIMULATOR: self._by_return}
         for name in self._config.sources:
             if name in readers and len(index):
@@ -98,12 +98,14 @@ class VerdictReader:
     def _by_return(self) -> np.ndarray:
         """Of episodes that are here from their first to their last segment."""
         index, size, there = self._index, len(self._index.episode_numbers), ~self._index.gone
+        least = self._config.success_return
+        assert least is not None
         returns = np.bincount(index.episode[there], index.reward_sum[there], minlength=size)
         here = np.bincount(index.episode[there], minlength=size)
         whole = np.zeros(size, bool)
         last = np.flatnonzero(index.last & there)
         whole[index.episode[last]] = here[index.episode[last]] == index.index[last] + 1
-        said = np.where(returns >= self._config.success_return, SUCCESS, FAILURE)
+        said = np.where(returns >= least, SUCCESS, FAILURE)
         return np.where(whole, said, np.nan).astype(np.float32)
 
 

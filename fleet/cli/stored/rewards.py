@@ -116,7 +116,8 @@ def relabel(
         opened.require(spec)
         adopted = _adopt(ledger, store, spec, tasks, kind, opened, precision, confidence, as_newest)
         job = Relabelling(ledger, store, spec, tasks, kind, opened, adopted)
-        take_interrupts()
+        if follow:
+            take_interrupts()
         try:
             left = job.poll()
             with show_progress(left, "episodes") as shown:
