@@ -47,7 +47,7 @@ def read_ends(
         if any(row in found.damaged for row in some):
             left_out["damaged"] += 1
         elif not all(row in found.segments for row in some):
-            left_out["not on this machine"] += 1
+            left_out["pruned, or not on this machine"] += 1
         elif (end := _end([found.segments[row] for row in some], spec, steps)) is None:
             left_out["without pictures"] += 1
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,19 @@ def test_models_do_not_overrule_the_record_and_doubt_only_takes_away(record: flo
 def test_a_person_has_the_last_word(person: float, doubt: bool) -> None:
     for record, first, second in itertools.product(SAID, repeat=3):
         assert one(person, record, first, second, doubt=doubt) == person
+
+
+def test_nothing_but_a_persons_command_writes_a_persons_label() -> None:
+    root = Path(__file__).resolve().parents[3]
+    rooms = ("cloud_learner", "fleet", "robot_edge", "policies", "hal", "wire")
+    users = {
+        str(path.relative_to(root))
+        for room in rooms
+        for path in (root / room).rglob("*.py")
+        if "label_episode" in path.read_text()
+    }
+    ledger = "cloud_learner/buffer/ledger"
+    assert users == {f"{ledger}/notes.py", f"{ledger}/ledger.py", "fleet/cli/stored/buffer.py"}
 
 
 def test_scores_between_the_thresholds_say_nothing() -> None:
