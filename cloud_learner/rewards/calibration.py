@@ -37,7 +37,7 @@ class ScoreBin(msgspec.Struct, frozen=True):
     mean_score: float
 
 
-class Measured(msgspec.Struct, frozen=True):
+class SuccessMeasurement(msgspec.Struct, frozen=True):
     """What a model said of episodes of which it is known how they ended."""
 
     episodes: int
@@ -78,7 +78,7 @@ def least_needed(precision: float, confidence: float) -> int:
     return math.ceil(math.log(1 - confidence) / math.log(precision))
 
 
-def measure(scores: np.ndarray, succeeded: np.ndarray, thresholds: Thresholds) -> Measured:
+def measure(scores: np.ndarray, succeeded: np.ndarray, thresholds: Thresholds) -> SuccessMeasurement:
     """Of scores float[n] and bool[n], which neither the model nor its thresholds were made with."""
     require_scores(scores, "a model")
     none = np.zeros(len(scores), bool)
@@ -92,7 +92,7 @@ def measure(scores: np.ndarray, succeeded: np.ndarray, thresholds: Thresholds) -
             counts = int(here.sum()), int(succeeded[here].sum())
             bins.append(ScoreBin(number / BINS, (number + 1) / BINS, *counts, float(scores[here].mean())))
     error = sum(one.episodes * abs(one.successes / one.episodes - one.mean_score) for one in bins)
-    return Measured(
+    return SuccessMeasurement(
         episodes=len(scores),
         successes=int(succeeded.sum()),
         said_success=int(good.sum()),

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from cloud_learner.rewards.calibration import Measured, Thresholds
+from cloud_learner.rewards.calibration import SuccessMeasurement, Thresholds
 from cloud_learner.rewards.interface import EpisodeEnd, SuccessModel
 from wire.errors import ConfigError, SpecMismatchError, WeightsError
 from wire.types import RobotSpec
@@ -43,7 +43,7 @@ class ClassifierHeader(msgspec.Struct, frozen=True):
     """last steps of an episode that it looks at"""
     width: int
     thresholds: Thresholds
-    measured: Measured
+    measured: SuccessMeasurement
     """on episodes that neither the network nor the thresholds were made with"""
     learned_from: tuple[int, int]
     """(failures, successes)"""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex, on_side
 from cloud_learner.buffer.store.store import SegmentStore
-from cloud_learner.rewards.calibration import Measured, Thresholds, choose_thresholds, measure
+from cloud_learner.rewards.calibration import SuccessMeasurement, Thresholds, choose_thresholds, measure
 from cloud_learner.rewards.classifier import ClassifierHeader, SuccessClassifier, SuccessNetwork, as_tensors
 from cloud_learner.rewards.config import LABEL, OUTCOME, RewardConfig
 from cloud_learner.rewards.episode_ends import ended_episodes, read_ends
@@ -135,7 +135,7 @@ def train_classifier(
 
 def measure_model(
     model: SuccessModel, judged: JudgedEnds, precision: float, confidence: float
-) -> tuple[Thresholds, Measured]:
+) -> tuple[Thresholds, SuccessMeasurement]:
     """Of a model that was trained elsewhere: half of the episodes choose its thresholds, the others measure it."""
     measuring = judged.part(lambda name: on_side(name, 0.5, True))
     choosing = judged.part(lambda name: on_side(name, 0.5, False))

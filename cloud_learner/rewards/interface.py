@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_learner.rewards.calibration import Measured, Thresholds
+from cloud_learner.rewards.calibration import SuccessMeasurement, Thresholds
 from wire.types import RobotSpec
 
 
@@ -34,7 +34,7 @@ class SuccessModel(ABC):
     """those that it can tell of; empty: any"""
     thresholds: Thresholds | None = None
     """found when it was trained; None: they have to be found on what is judged here"""
-    measured: Measured | None = None
+    measured: SuccessMeasurement | None = None
     """likewise, on episodes that neither it nor its thresholds were made with"""
 
     @abstractmethod

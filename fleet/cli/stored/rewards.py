@@ -19,7 +19,7 @@ from wire.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from cloud_learner.buffer.ledger.ledger import Ledger
     from cloud_learner.buffer.store.store import SegmentStore
-    from cloud_learner.rewards.calibration import Measured, Thresholds
+    from cloud_learner.rewards.calibration import SuccessMeasurement, Thresholds
     from cloud_learner.rewards.interface import SuccessModel
     from cloud_learner.rewards.model_labels import LabelModel
     from wire.types import RobotSpec
@@ -75,7 +75,7 @@ def train(
         path = directory.rewards / f"classifier-{number:06}.safetensors"
         path.parent.mkdir(exist_ok=True)
         write_durably(path, made.save(), "writing a success classifier")
-        adopted = _adopt(ledger, store, spec, tasks, CLASSIFIER, made, precision, confidence, False)
+        adopted = _adopt(ledger, store, spec, tasks, CLASSIFIER, made, precision, confidence, True)
     failures, successes = made.header.learned_from
     typer.echo(f"{path}: learned from {successes} successes and {failures} failures of {', '.join(tasks)}.")
     typer.echo(f"model {adopted.number}, {adopted.about}")
@@ -174,7 +174,7 @@ def show(data: Data = DATA, task: Tasks = None, robot: Robot = "", as_json: AsJs
             typer.echo(f"  {name}")
 
 
-def render(measured: Measured, thresholds: Thresholds) -> str:
+def render(measured: SuccessMeasurement, thresholds: Thresholds) -> str:
     """For people: precision, recall and calibration, with intervals of 95 %."""
     failures = measured.episodes - measured.successes
     lines = [

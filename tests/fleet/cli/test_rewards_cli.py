@@ -64,6 +64,13 @@ def test_train_label_and_show(data: Path) -> None:
     found = json.loads(run("show", "--data", data, "--json"))["classifier"]
     assert (found["by_model"], found["contradicts"]) == ({"1": 92}, ["wrong"])
     assert found["says_failure"] >= 40
+    # another model: what the first said is told apart until this one has looked
+    assert "model 2, measured" in run("train", "--data", data, "--updates", 150, "--last-steps", 3)
+    assert "do not count: 92 of model 1" in run("show", "--data", data)
+    with pytest.raises(ConfigError, match="labels of an old model"):
+        run("relabel", f"classifier:{data / 'rewards' / 'classifier-000001.safetensors'}", "--data", data)
+    assert "92 episodes labelled by classifier model 2." in run("relabel", "--data", data)
+    assert "do not count" not in run("show", "--data", data)
 
 
 def test_what_cannot_be_is_said(data: Path, tmp_path: Path) -> None:
