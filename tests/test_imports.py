@@ -32,7 +32,7 @@ DOORS = {
     "robot_edge.ros2": ("fleet.ros2",),
     "cloud_learner.dispatch": ("cloud_learner.gateway",),
     "cloud_learner.rollout": ("cloud_learner.gateway", "cloud_learner.operator", "fleet", "benchmarks.rollout"),
-    "policies.flow.networks": ("policies.flow", "policies.tokens"),
+    "policies.flow.networks": ("policies.flow", "policies.gaussian", "policies.tokens"),
 }
 """package: the only ones that may come in"""
 

@@ -125,7 +125,7 @@ class ChunkEditUpdates(CriticUpdates):
         # a policy that is told acts as if told so
         some = select_rows(batch, chosen) | {"advantage": np.full(len(chosen), GOOD)}
         # not torch's own, so that what imitates takes the same steps as without an editor
-        drawn = step.rng.standard_normal((len(chosen), 1, math.prod(flow.flow_shape)), np.float32)
+        drawn = step.rng.standard_normal((len(chosen), 1, math.prod(flow.chunk_shape)), np.float32)
         with torch.no_grad():
             given, noise = flow.conditioning(some), torch.from_numpy(drawn).to(features.device)
             chunk = follow_flow(partial(flow.velocity, given), noise, config.flow_steps)

@@ -172,7 +172,7 @@ class LwdUpdates(CriticUpdates):
             given, given_reference = flow.conditioning(some), flow.conditioning(some, reference)
             at_once = flow.conditioning(repeat_steps(some, config.flow_steps))
         with step.random():
-            noise = torch.randn(len(chosen), 1, math.prod(flow.flow_shape), device=features.device)
+            noise = torch.randn(len(chosen), 1, math.prod(flow.chunk_shape), device=features.device)
             points, end = sample_paths(partial(flow.velocity, given), noise, config.flow_steps)
         at_end = self.pull(step, features[torch.from_numpy(chosen).to(features.device)][:, None], end)
         size = at_end.square().mean().sqrt().item()

@@ -106,7 +106,7 @@ class CriticConfig(AlgorithmConfig):
                 f"{who} trains a policy for robots of one shape, and {type(policy).__name__} is for several: choose "
                 "another --policy, or --algorithm hg-dagger."
             )
-        horizon, numbers = policy.flow_shape
+        horizon, numbers = policy.chunk_shape
         if self.n_step > horizon:
             raise ConfigError(
                 f"{who} judges {self.n_step} ticks of a chunk, and this policy's have {horizon}: set algorithm.n_step "
@@ -224,7 +224,7 @@ class CriticUpdates(Algorithm):
         own_state = np.asarray(batch["next_state"])
         later = batch | {"state": own_state, "images": batch["next_images"], "seen_state": own_state}
         next_features = self.features(step, later)
-        actions = self.judged_part(self._flow.flow_actions(batch)).flatten(0, 1)
+        actions = self.judged_part(self._flow.chunk_actions(batch)).flatten(0, 1)
 
         def tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array[usable]).to(features.device)
@@ -242,7 +242,7 @@ class CriticUpdates(Algorithm):
 
     def judged_part(self, actions: torch.Tensor) -> torch.Tensor:
         """[..., n_step * da] of float[..., H * da]"""
-        return actions[..., : self._judging.n_step * self._flow.flow_shape[1]].float()
+        return actions[..., : self._judging.n_step * self._flow.chunk_shape[1]].float()
 
 
 def select_rows(batch: Batch, rows: np.ndarray) -> Batch:
