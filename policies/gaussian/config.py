@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from policies.flow.config import Positive, SlowPathConfig
 from wire.errors import ConfigError
 
@@ -23,8 +19,6 @@ class GaussianConfig(SlowPathConfig, frozen=True, kw_only=True):
     """as of `FlowConfig`"""
     ego_motion: bool = False
     """as of `FlowConfig`; needs `max_offset`"""
-    noise: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """of the deviation that a robot acts with; 0: the likeliest chunk, and nothing is tried"""
 
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""

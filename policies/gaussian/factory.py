@@ -22,7 +22,6 @@ class GaussianOptions(NetworkOptions, frozen=True):
 
     width: int = 256
     layers: int = 3
-    noise: float = 1.0
 
 
 def absolute(size: str) -> str:
@@ -54,6 +53,6 @@ def _read(size: str, config: dict[str, Any], spec: RobotSpec) -> tuple[GaussianO
     given = {name: getattr(options, name) for name in ("horizon", "max_offset", "online_statistics", "width", "layers")}
     like = network(size, spec, options.cameras, **given)
     shared = set(GaussianConfig.__struct_fields__) & set(type(like).__struct_fields__)
-    found = GaussianConfig(**{name: getattr(like, name) for name in shared}, noise=options.noise)
+    found = GaussianConfig(**{name: getattr(like, name) for name in shared})
     found.require()
     return options, found

@@ -5,6 +5,7 @@ Shapes: b images, k steps behind each image, z latent, ds state, w features, H a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -71,7 +72,7 @@ class GaussianNetwork(nn.Module):
             self.embed_age = AgeFeatures(config.max_offset)
         flat = config.horizon * config.action_dim
         widths = [self.feature_width, *[config.width] * config.layers]
-        hidden = [part for pair in zip(widths, widths[1:]) for part in (nn.Linear(*pair), nn.SiLU())]
+        hidden = [part for pair in itertools.pairwise(widths) for part in (nn.Linear(*pair), nn.SiLU())]
         self.fast = nn.Sequential(*hidden, nn.Linear(config.width, 2 * flat))
         if config.ahead:
             self.future_state_head = FutureStateHead(self.latent_width, config.state_dim, len(config.ahead))

@@ -58,16 +58,12 @@ class GaussianPolicy(NetworkPolicy):
                 "committed; ask without a prefix, or use the flow policy."
             )
 
-    def _draw_seed(self) -> int:
-        return super()._draw_seed() if self.config.noise else 0
-
     def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
         network: GaussianNetwork = self._acting
         state, age = self._state(observation), self._age(observation, latent)
         with self.runtime.autocast():
             found = self._distribution(network, network.features(self._latent(latent), state, age))
-        noise = torch.randn(found.mean.shape, generator=seeded(seed)) if self.config.noise else torch.zeros(())
-        actions, _ = found.draw(self.config.noise * noise.to(self.device))
+        actions, _ = found.draw(torch.randn(found.mean.shape, generator=seeded(seed)).to(self.device))
         return self._own_actions(actions.view(self.horizon, -1)).cpu().numpy()
 
     def _read_batch(self, batch: Batch) -> StepBatch:

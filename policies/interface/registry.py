@@ -1,4 +1,4 @@
-"""Finds policies by name: `flow:small`, `gaussian:state`, `lerobot:DIRECTORY`, `tokens:fast`; other packages add theirs.
+"""Finds policies by name: `flow:small`, `gaussian:state`, `lerobot:DIRECTORY`, `tokens:fast`; packages add theirs.
 
 A kind is a module with two functions, loaded when it is first asked for:
 
