@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -87,7 +87,7 @@ class RlpdUpdates(CriticUpdates):
     """The updates of one run."""
 
     def __init__(self, policy: TrainablePolicy, critic: CriticEnsemble, config: Rlpd) -> None:
-        from cloud_learner.algorithms.soft_actor import Temperature
+        from cloud_learner.algorithms.critics.soft_actor import Temperature
 
         notices = OutcomeNotices(
             config.name,
@@ -97,11 +97,10 @@ class RlpdUpdates(CriticUpdates):
         super().__init__(policy, critic, config, notices)
         self._config = config
         self.temperature = Temperature(config.temperature)
-        # an average follows once in an update, however many steps that has
-        average = AVERAGE**config.critic_updates
         self._networks = {
             POLICY: TrainedNetwork(policy.module),
-            CRITIC: TrainedNetwork(critic, rate_scale=config.critic_rate, average=average),
+            # an average follows once in an update, however many steps that has
+            CRITIC: replace(self._critic_training, average=AVERAGE**config.critic_updates),
             _TEMPERATURE: TrainedNetwork(self.temperature),
         }
 
@@ -155,7 +154,7 @@ class RlpdUpdates(CriticUpdates):
 
     def critic_loss(self, step: UpdateStep, chunks: JudgedChunks) -> Callable[[torch.Tensor], torch.Tensor]:
         """As `CriticUpdates`: the squared error of each, the policy's chunks and the others as much."""
-        from cloud_learner.algorithms.soft_actor import even_halves
+        from cloud_learner.algorithms.critics.soft_actor import even_halves
 
         weights = even_halves(chunks.own)
         return lambda q: ((q - chunks.targets).square() * weights).mean(1).sum()
@@ -171,7 +170,7 @@ class RlpdUpdates(CriticUpdates):
         """The loss of what the policy draws for what a batch shows, and how sure it is."""
         import torch
 
-        from cloud_learner.algorithms.soft_actor import actor_loss
+        from cloud_learner.algorithms.critics.soft_actor import actor_loss
 
         policy, critic = self._able, cast("CriticEnsemble", step.average(CRITIC))
         with torch.no_grad():

@@ -16,9 +16,8 @@ from torch import nn
 
 from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
-from policies.flow.networks.ahead import FutureStateHead
 from policies.flow.networks.fast import AGE_FEATURES, AgeFeatures
-from policies.flow.networks.slow import ConvSlowPath
+from policies.flow.networks.slow import ConvSlowPath, FutureStateHead
 from policies.gaussian.config import GaussianConfig
 
 LEAST_DEVIATION, MOST_DEVIATION = 0.05, 1.0

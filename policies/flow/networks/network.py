@@ -14,12 +14,11 @@ from torch import nn
 from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
-from policies.flow.networks.ahead import FutureStateHead
 from policies.flow.networks.editor import ChunkEditor
 from policies.flow.networks.fast import Conditioning, FastMLP
 from policies.flow.networks.outlook import Outlook
 from policies.flow.networks.residual import Residual
-from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
+from policies.flow.networks.slow import ConvSlowPath, FutureStateHead, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
 from policies.interface.capabilities import GOOD, UNKNOWN

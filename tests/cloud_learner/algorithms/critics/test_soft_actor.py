@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloud_learner.algorithms.soft_actor import HOTTEST, Temperature, actor_loss, even_halves  # noqa: E402
+from cloud_learner.algorithms.critics.soft_actor import HOTTEST, Temperature, actor_loss, even_halves  # noqa: E402
 
 
 def test_the_policy_goes_down_what_a_loop_over_chunks_says() -> None:
