@@ -271,6 +271,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         # every process asks a kind of policy for its defaults
         ("policies.flow.factory", ("torch",)),
         ("policies.flow.shared.factory", ("torch",)),
+        ("policies.gaussian.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),
     ],

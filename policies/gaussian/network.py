@@ -24,6 +24,8 @@ LEAST_DEVIATION, MOST_DEVIATION = 0.05, 1.0
 """of a number before it is squashed: below, its likelihood would outweigh all that is not sure yet"""
 BORDER = 0.99
 """an action nearer to its limit counts as there: at the limit itself the squashed number would be endless"""
+SUREST = -math.log(LEAST_DEVIATION * math.sqrt(2 * math.pi) * (1 - BORDER**2))
+"""the largest logarithm of a density that there can be"""
 
 
 class ChunkDistribution(NamedTuple):
@@ -99,8 +101,9 @@ class GaussianNetwork(nn.Module):
     def loss(
         self, features: torch.Tensor, arrays: Mapping[str, torch.Tensor], *, by_sample: bool = False
     ) -> torch.Tensor:
-        """Minus the logarithm of the density of what people did, the mean over the numbers that `mask` keeps;
-        `by_sample`: [b, k], each one's. With `ahead` and online statistics as of `FlowNetwork.loss`.
+        """How far the logarithm of the density of what people did is below `SUREST`, the mean over the numbers that `mask`
+        keeps; `by_sample`: [b, k], each one's. So it is never below 0, for losses are compared by how many times as high
+        they are. With `ahead` as of `FlowNetwork.loss`.
 
         features: float32[b, k, w]; arrays: those that `GaussianPolicy.loss` names, the actions normalised.
         """
@@ -108,7 +111,7 @@ class GaussianNetwork(nn.Module):
         kept = mask[..., None].expand_as(actions).flatten(2)
         # what is masked is no action: its values must not reach the loss
         wanted = actions.flatten(2).where(kept, 0.0)
-        errors = -self.distribution(features).log_density(wanted) * kept
+        errors = (SUREST - self.distribution(features).log_density(wanted)) * kept
         self.image_losses = (errors.detach().sum((1, 2)) / kept.sum((1, 2)).clamp_min(1)).float()
         loss = errors.sum(2) / kept.sum(2).clamp_min(1) if by_sample else errors.sum() / count_kept(kept.sum())
         if self.config.ahead:

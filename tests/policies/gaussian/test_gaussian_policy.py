@@ -18,6 +18,7 @@ from policies.gaussian.network import (
     BORDER,
     LEAST_DEVIATION,
     MOST_DEVIATION,
+    SUREST,
     ChunkDistribution,
     GaussianNetwork,
 )
@@ -89,6 +90,15 @@ def test_full_speed_can_be_imitated_and_drawn() -> None:
     assert actions[1:].tolist() == [1.0, -1.0] and torch.isfinite(density).all()
 
 
+def test_a_loss_is_never_below_nothing() -> None:
+    raw = torch.tensor(BORDER).atanh()
+    surest = ChunkDistribution(raw[None], torch.tensor([LEAST_DEVIATION]).log())
+    grid = torch.linspace(-1, 1, 2001)
+    assert surest.log_density(grid[:, None]).max().item() == pytest.approx(SUREST, abs=1e-3)
+    others = ChunkDistribution(torch.randn(2001) * 3, torch.full((2001,), LEAST_DEVIATION).log())
+    assert others.log_density(grid).max().item() <= SUREST + 1e-3
+
+
 def test_a_network_is_never_surer_than_it_may_be() -> None:
     network = GaussianNetwork(BLIND)
     with torch.no_grad():
@@ -119,10 +129,10 @@ def test_what_is_imitated_is_what_becomes_probable() -> None:
             kept = [densities[image, step, i].sum() for i in range(4) if batch["mask"][image, step, i]]
             whole = sum(kept).item()
             assert policy.log_probability(batch)[image, step].item() == pytest.approx(whole, rel=1e-3)
-            mean = -whole / (2 * len(kept))
+            mean = SUREST - whole / (2 * len(kept))
             assert policy.sample_losses(batch)[image, step].item() == pytest.approx(mean, rel=1e-3)
             total, count = total - whole, count + 2 * len(kept)
-    assert policy.loss(batch).item() == pytest.approx(total / count, rel=1e-3)
+    assert policy.loss(batch).item() == pytest.approx(SUREST + total / count, rel=1e-3)
     assert policy.module.image_losses.shape == (3,)
 
 
