@@ -101,9 +101,9 @@ class GaussianNetwork(nn.Module):
     def loss(
         self, features: torch.Tensor, arrays: Mapping[str, torch.Tensor], *, by_sample: bool = False
     ) -> torch.Tensor:
-        """How far the logarithm of the density of what people did is below `SUREST`, the mean over the numbers that `mask`
-        keeps; `by_sample`: [b, k], each one's. So it is never below 0, for losses are compared by how many times as high
-        they are. With `ahead` as of `FlowNetwork.loss`.
+        """How far the logarithm of the density of what people did is below `SUREST`, the mean over the numbers that
+        `mask` keeps; `by_sample`: [b, k], each one's. So it is never below 0: losses are compared by how many times as
+        high they are. With `ahead` as of `FlowNetwork.loss`.
 
         features: float32[b, k, w]; arrays: those that `GaussianPolicy.loss` names, the actions normalised.
         """
