@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.flow.config import Positive, SlowPathConfig
+from policies.interface.policy import Batch
 from wire.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ class GaussianConfig(SlowPathConfig, frozen=True, kw_only=True):
         if self.ego_motion and self.max_offset < 1:
             raise ConfigError("gaussian policy: ego_motion needs max_offset 1 or more, else nothing moves.")
 
-    def batch_shapes(self, batch: dict[str, object]) -> dict[str, tuple[int, ...]]:
+    def batch_shapes(self, batch: Batch) -> dict[str, tuple[int, ...]]:
         """See `SlowPathConfig`."""
         shapes = super().batch_shapes(batch)
         if self.ego_motion:

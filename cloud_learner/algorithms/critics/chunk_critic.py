@@ -36,8 +36,8 @@ class CriticEnsemble(nn.Module):
     def q(self, features: torch.Tensor, actions: torch.Tensor, chosen: Iterable[int] | None = None) -> torch.Tensor:
         """float32[e, n], or of the `chosen` members alone"""
         known = torch.cat([features, actions], -1)
-        members = self.members if chosen is None else [self.members[i] for i in chosen]
-        return torch.stack([member(known) for member in members])[..., 0].float()
+        which = range(len(self.members)) if chosen is None else chosen
+        return torch.stack([self.members[i](known) for i in which])[..., 0].float()
 
 
 class ChunkCritic(CriticEnsemble):
