@@ -55,7 +55,7 @@ def test_robots_act_by_what_it_learns_of_their_own_steps(fleet: InProcessFleet) 
 
 
 def trained(run: Path, data: DataDirectory, stop: int = STEPS) -> tuple[bytes, dict[str, object]]:
-    with open_offline_trainer(recipe(warmup=4), data, DataDirectory(run), 0, STEPS) as trainer:
+    with open_offline_trainer(recipe(warmup=1), data, DataDirectory(run), 0, STEPS) as trainer:
         while trainer.learner.gradient_steps < stop:
             trainer.step()
         trainer.save()
@@ -67,5 +67,5 @@ def test_stopped_and_started_again_it_learns_the_same(fleet: InProcessFleet, tmp
     half, _ = trained(tmp_path / "halves", fleet.data, stop=STEPS // 2)
     again, restored = trained(tmp_path / "halves", fleet.data)
     assert again == whole != half
-    assert int(tensors["critic/module/learned"]) > 4
+    assert int(tensors["critic/module/learned"]) > 1, "the critics have a say"
     assert [name for name, one in tensors.items() if not one.equal(restored[name])] == []
