@@ -29,8 +29,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     """what a candidate's held-out success must be shown not to be worse by than that of the version it would replace, a
     share of the episodes, before robots act by it; while an evaluator is there. 0: it decides nothing"""
     gate_task: float = 0.0
-    """with `gate_success`, what it must be shown not to be worse by in any one task as well, so that no task is lost for
-    what others gained. 0: tasks are looked at together"""
+    """with `gate_success`, what it must be shown not to be worse by in any one task as well: no task is lost for what
+    others gained. 0: tasks are looked at together"""
     gate_timeout_s: float = 600.0
     """a candidate goes on without when no evaluator has brought anything of it for so long"""
     keep: int = 20

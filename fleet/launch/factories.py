@@ -111,7 +111,7 @@ def _evaluated(recipe: Recipe, name: str, seed: int) -> EvaluatedRobot:
     robot = make_robot(recipe.robot, recipe.unpaced_config, simulated)
     require_limits(robot, recipe.loop.safety)
     policy, conditions = recipe.make_policy(recipe.spec, seed), make_conditions(recipe, simulated, seed)
-    given = scheduler_factory(recipe), recipe.tasks, recipe.evaluator.max_ticks, conditions
+    given = scheduler_factory(recipe), recipe.measured_tasks, recipe.evaluator.max_ticks, conditions
     return EvaluatedRobot(robot, policy, *given, name)
 
 
