@@ -81,7 +81,14 @@ FULL = DriftSize(
     measure_every=14_400,
     episodes=20,
 )
-QUICK = DriftSize(WORLDS[:1], {"state": RecipeBudget(2, 20, 0.1)}, (0,), steps=240, measure_every=120, episodes=1)
+QUICK = DriftSize(
+    (WORLDS[0], WORLDS[-1]),
+    {"state": RecipeBudget(2, 20, 0.1), "pixels": RecipeBudget(1, 4, 0.02)},
+    (0,),
+    steps=240,
+    measure_every=120,
+    episodes=1,
+)
 
 
 def begin_process() -> None:
@@ -176,8 +183,9 @@ def demonstrate_old(size: DriftSize, home: Path, world: DriftWorld, seed: int) -
                     fleet.demonstrate(1)
                 learner = fleet.trainer.learner
                 wanted = learner.gradient_steps + end.gradient_steps
+                # not the trainer alone: who goes on in a fleet waits for the gateway to take its version
                 while learner.gradient_steps < wanted:
-                    fleet.trainer.step()
+                    fleet.turn(1, 1.0)
                 weights = learner.weights()
         found = success_in(make_recipe(world.recipe, size, world.changes), weights, size.episodes)
         _say(f"{world.name}, seed {seed}, {OLD}", float(np.mean(list(found.values()))))
