@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 import random
 from collections.abc import Iterator, Mapping, Set
 
@@ -283,6 +284,13 @@ def _check_chunks(segment: Segment, spec: RobotSpec) -> None:
             if abs(getattr(chunk, name)) > _MAX_INT64:
                 raise InvalidDataError(f"{what}: {name} {getattr(chunk, name)} does not fit 64 bits.")
         _require_finite(chunk.actions, (*chunk.actions.shape[:1], spec.action_dim), f"{what}: actions")
+        if (trace := chunk.trace) is not None:
+            _require_finite(trace.points, (*trace.points.shape[:1], chunk.actions.size), f"{what}: trace.points")
+            _require_finite(trace.state, (spec.state_dim,), f"{what}: trace.state")
+            if not (0 <= trace.step < MAX_STEPS and 0 <= trace.age_ticks < math.inf):
+                raise InvalidDataError(
+                    f"{what}: trace of step {trace.step} and of age {trace.age_ticks}: not possible."
+                )
 
 
 def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None, decoded: int | None = None) -> None:
@@ -362,6 +370,7 @@ def segment_bytes(segment: Segment) -> int:
     return (
         sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
         + sum(chunk.actions.nbytes for chunk in segment.chunks)
+        + sum(chunk.trace.points.nbytes + chunk.trace.state.nbytes for chunk in segment.chunks if chunk.trace)
         + sum(
             value.nbytes
             for name in segment.__struct_fields__

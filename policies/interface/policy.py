@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from wire.errors import InvalidDataError, PolicyError
+from wire.messages.recording import FlowTrace
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -192,10 +193,12 @@ def chunk(
     prefix: Prefix | None = None,
     seed: int = 0,
     outlook: float = math.nan,
+    trace: FlowTrace | None = None,
+    log_prob: float = math.nan,
 ) -> ActionChunk:
     """The chunk of float32[H, da] `actions` for `tick` on, clipped to the limits, begun with what `prefix` committed.
 
-    `seed`: of the noise it was made from, 0 for none; `outlook`: see `ActionChunk`. May write into `actions`. Raises
+    `seed`: of the noise it was made from, 0 for none; the others: see `ActionChunk`. May write into `actions`. Raises
     `PolicyError` for actions that are not finite.
     """
     if prefix is not None:
@@ -211,6 +214,8 @@ def chunk(
         latent_observed_ns=latent.observed_ns,
         seed=seed,
         outlook=outlook,
+        trace=trace,
+        log_prob=log_prob,
     )
 
 

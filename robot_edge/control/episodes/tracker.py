@@ -200,7 +200,8 @@ class EpisodeTracker:
             return None
         actions = np.asarray(made.actions, np.float32)
         first_tick = chunk.first_tick - self.first_tick
-        return RecordedChunk(first_tick, made.version, actions, made.observed_ns, made.seed, made.log_prob)
+        how = made.seed, made.log_prob, made.trace
+        return RecordedChunk(first_tick, made.version, actions, made.observed_ns, *how)
 
 
 class StepRecorder:
