@@ -123,7 +123,7 @@ class FlowPolicy(NetworkPolicy):
             actions = walk.actions
             if self.config.editor:
                 actions = self._acting.editor(given, actions).float()
-        age = 0.0 if given.age is None else float(given.age)
+        age = max(0.0, (observation.time_ns - latent.observed_ns) / self.spec.period_ns)
         trace = FlowTrace(walk.step, walk.points.cpu().numpy(), observation.state, age)
         own = self._own_actions(actions.view(self.horizon, -1)).cpu().numpy()
         return own, trace, walk.log_prob
