@@ -80,8 +80,8 @@ class UpdateStep(Protocol):
         """
         ...
 
-    def descend(self, network: str, loss: Callable[[], torch.Tensor]) -> float:
-        """The same with a loss of batches that were drawn before."""
+    def descend(self, network: str, loss: Callable[[], torch.Tensor], rate: float = 1.0) -> float:
+        """The same with a loss of batches that were drawn before, at `rate` times the learning rate."""
         ...
 
     def random(self) -> AbstractContextManager[None]:

@@ -124,7 +124,8 @@ class FlowPolicy(NetworkPolicy):
             if self.config.editor:
                 actions = self._acting.editor(given, actions).float()
         age = max(0.0, (observation.time_ns - latent.observed_ns) / self.spec.period_ns)
-        trace = FlowTrace(walk.step, walk.points.cpu().numpy(), observation.state, age)
+        # whoever makes the chunk knows its tick
+        trace = FlowTrace(0, walk.step, walk.points.cpu().numpy(), observation.state, age)
         own = self._own_actions(actions.view(self.horizon, -1)).cpu().numpy()
         return own, trace, walk.log_prob
 
@@ -228,7 +229,12 @@ class FlowPolicy(NetworkPolicy):
     def trace_log_probability(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
         """As `Explores`."""
         network, traces = self.module if module is None else cast(FlowNetwork, module), batch["traces"]
-        given = self.conditioning(batch | {"state": traces["state"], "frame_age": traces["age"]}, module)
+        # of a ratio of probabilities hardly anything is left in bfloat16
+        with torch.autocast(self.device.type, enabled=False):
+            return self._trace_log_probability(network, batch, traces)
+
+    def _trace_log_probability(self, network: FlowNetwork, batch: Batch, traces: Batch) -> torch.Tensor:
+        given = self.conditioning(batch | {"state": traces["state"], "frame_age": traces["age"]}, network)
         if self.config.advantage:
             good = torch.full((len(given.latent), 1), GOOD, device=self.device)
             given = given._replace(advantage=good)

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from wire.errors import InvalidDataError, PolicyError
@@ -214,7 +215,7 @@ def chunk(
         latent_observed_ns=latent.observed_ns,
         seed=seed,
         outlook=outlook,
-        trace=trace,
+        trace=None if trace is None else msgspec.structs.replace(trace, first_tick=tick),
         log_prob=log_prob,
     )
 

@@ -20,6 +20,8 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
 class FlowTrace(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """How a policy that explores came from noise to a chunk: what its probability is of, and what it was made from."""
 
+    first_tick: int
+    """of its chunk"""
     step: int
     """the first of its random steps, of those from noise to actions"""
     points: np.ndarray
@@ -43,8 +45,6 @@ class RecordedChunk(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """`ActionChunk.seed`"""
     log_prob: float
     """`ActionChunk.log_prob`"""
-    trace: FlowTrace | None = None
-    """`ActionChunk.trace`; None of robots and recordings that have none"""
 
 
 class TerminalObservation(msgspec.Struct, frozen=True, eq=False):

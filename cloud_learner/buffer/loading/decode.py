@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import simplejpeg
 
+from cloud_learner.buffer.check import traces_of
 from cloud_learner.buffer.control import POLICY, arrival_lag, marked_actor
 from cloud_learner.buffer.loading.cache import Rows
 from cloud_learner.buffer.loading.layout import (
@@ -216,9 +217,10 @@ def records_of(
 def _put_traces(own: np.ndarray, segment: Segment, layout: Layout) -> None:
     """Write the traces of a segment's chunks to their first steps in its record[T], if they have as many points as are
     asked for, and their probability is known."""
-    for chunk in segment.chunks:
-        trace = chunk.trace
-        if trace is None or trace.points.shape != own.dtype["trace_points"].shape or not np.isfinite(chunk.log_prob):
+    chunks = {chunk.first_tick: chunk for chunk in segment.chunks}
+    for trace in traces_of(segment):
+        chunk = chunks[trace.first_tick]
+        if trace.points.shape != own.dtype["trace_points"].shape or not np.isfinite(chunk.log_prob):
             continue
         by_it = np.flatnonzero((segment.chunk_tick == chunk.first_tick) & (segment.actor == POLICY))
         if not len(by_it):

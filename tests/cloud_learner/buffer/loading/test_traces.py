@@ -31,7 +31,7 @@ def with_chunks(spec: RobotSpec, number: int, points: int = POINTS) -> list:
         tick = segment.first_tick + np.arange(segment.steps)
         own = segment.actor == POLICY
         chunk_tick = np.where(own, tick // EXECUTED * EXECUTED, -1).astype(np.int32)
-        chunks = []
+        chunks, traces = [], []
         for i in np.flatnonzero(own).tolist():
             if int(chunk_tick[i]) in begun:
                 continue
@@ -40,12 +40,16 @@ def with_chunks(spec: RobotSpec, number: int, points: int = POINTS) -> list:
             looked = min((times[seen] for times in segment.frame_times_ns.values()), default=segment.times_ns[i])
             age = float(segment.times_ns[i] - looked) / spec.period_ns
             values = rng.normal(size=(points, HORIZON * spec.action_dim)).astype(np.float32)
-            trace = FlowTrace(int(rng.integers(5)), values, rng.normal(size=3).astype(np.float32), age)
+            trace = FlowTrace(
+                int(chunk_tick[i]), int(rng.integers(5)), values, rng.normal(size=3).astype(np.float32), age
+            )
             actions = np.zeros((HORIZON, spec.action_dim), np.float32)
             log_prob = float(np.float32(rng.normal()))
             observed_ns = int(segment.times_ns[i])
-            chunks.append(RecordedChunk(int(chunk_tick[i]), 1, actions, observed_ns, 1, log_prob, trace))
-        found.append(msgspec.structs.replace(segment, chunk_tick=chunk_tick, chunks=tuple(chunks)))
+            chunks.append(RecordedChunk(int(chunk_tick[i]), 1, actions, observed_ns, 1, log_prob))
+            traces.append(trace)
+        changes = {"chunk_tick": chunk_tick, "chunks": tuple(chunks), "traces": tuple(traces)}
+        found.append(msgspec.structs.replace(segment, **changes))
     return found
 
 
@@ -65,20 +69,20 @@ def batches(buffer: MemoryBuffer, count: int = 40, **options: object) -> Iterato
             yield copied(batch) | {"traces": {name: one.copy() for name, one in batch["traces"].items()}}
 
 
-def expected(buffer: MemoryBuffer) -> dict[tuple[int, int], tuple[RecordedChunk, int]]:
-    """(the chunk, how many steps before its frames were the newest) by episode and tick of its first step; without
-    those whose frames the segment's steps did not see."""
+def expected(buffer: MemoryBuffer) -> dict[tuple[int, int], tuple[RecordedChunk, FlowTrace, int]]:
+    """(the chunk, its trace, how many steps before its frames were the newest) by episode and tick of its first step;
+    without those whose frames the segment's steps did not see."""
     found = {}
     for segment in buffer.segments.values():
         times = list(segment.frame_times_ns.values())
-        for chunk in segment.chunks:
+        for chunk, trace in zip(segment.chunks, segment.traces, strict=True):
             first = int(np.flatnonzero((segment.chunk_tick == chunk.first_tick) & (segment.actor == POLICY))[0])
-            looked = segment.times_ns[first] - chunk.trace.age_ticks * buffer.robot.period_ns
+            looked = segment.times_ns[first] - trace.age_ticks * buffer.robot.period_ns
             lead = 0
             while times and first >= lead and min(one[first - lead] for one in times) > looked + 1000:
                 lead += 1
             if first >= lead:
-                found[buffer.numbers[segment.episode.id], segment.first_tick + first] = chunk, lead
+                found[buffer.numbers[segment.episode.id], segment.first_tick + first] = chunk, trace, lead
     return found
 
 
@@ -99,12 +103,12 @@ def test_a_chunks_trace_comes_with_its_first_step_and_the_frames_it_was_made_fro
             at = int(batch["episode"][i]), int(batch["tick"][i])
             if traces["step"][i] < 0:
                 continue
-            chunk, lead = known[at]
+            chunk, trace, lead = known[at]
             drawn[at] += 1
-            assert at in acts and traces["step"][i] == chunk.trace.step
-            np.testing.assert_array_equal(traces["points"][i], chunk.trace.points)
-            np.testing.assert_array_equal(traces["state"][i], chunk.trace.state)
-            assert (traces["age"][i], traces["log_prob"][i]) == (np.float32(chunk.trace.age_ticks), chunk.log_prob)
+            assert at in acts and traces["step"][i] == trace.step
+            np.testing.assert_array_equal(traces["points"][i], trace.points)
+            np.testing.assert_array_equal(traces["state"][i], trace.state)
+            assert (traces["age"][i], traces["log_prob"][i]) == (np.float32(trace.age_ticks), chunk.log_prob)
             reference.check(batch, i, planned=at[1] - lead, drawn=at[1] - lead)
     assert len(drawn) > 0.8 * len(known) and len(known) > 15
 
@@ -116,7 +120,7 @@ def test_a_chunk_counts_by_its_executed_steps() -> None:
         there = batch["traces"]["step"] >= 0
         counts.update(zip(batch["episode"][there].tolist(), batch["tick"][there].tolist(), strict=True))
     steps = {1: 0, EXECUTED: 0}
-    for (number, tick), (chunk, _) in known.items():
+    for (number, tick), (chunk, *_) in known.items():
         segment, _ = Reference(buffer, uniform(), HORIZON).steps[number, tick]
         executed = int(((segment.chunk_tick == chunk.first_tick) & (segment.actor == POLICY)).sum())
         if executed in steps:
@@ -130,8 +134,7 @@ def test_recordings_without_traces_or_with_others_read_as_none(points: int) -> N
     buffer = filled(robot([]), points=points or POINTS)
     if not points:
         for row, segment in buffer.segments.items():
-            chunks = tuple(msgspec.structs.replace(chunk, trace=None) for chunk in segment.chunks)
-            buffer.segments[row] = buffer.stored[row] = msgspec.structs.replace(segment, chunks=chunks)
+            buffer.segments[row] = buffer.stored[row] = msgspec.structs.replace(segment, traces=msgspec.UNSET)
     for batch in batches(buffer, 5):
         assert (batch["traces"]["step"] == -1).all()
 
@@ -151,8 +154,6 @@ def test_who_does_not_ask_for_them_gets_the_batches_of_before() -> None:
     with ReplayDataset(buffer, buffer, buffer.robot, given) as data:  # type: ignore[arg-type]
         data.refresh()
         assert "traces" not in data.next()
-    for row, segment in buffer.segments.items():
-        buffer.segments[row] = buffer.stored[row] = msgspec.structs.replace(segment, chunks=())
     assert given.settings() == config(horizon=HORIZON, traces=2).settings(), "a run goes on with the same draws"
 
 
