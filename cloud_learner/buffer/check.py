@@ -288,8 +288,8 @@ def _check_chunks(segment: Segment, spec: RobotSpec) -> None:
     sizes = {chunk.first_tick: chunk.actions.size for chunk in segment.chunks}
     for number, trace in enumerate(traces_of(segment)):
         what = f"trace {number}"
-        if (size := sizes.pop(trace.first_tick, None)) is None:
-            raise InvalidDataError(f"{what} of tick {trace.first_tick}: no chunk is of it, or two traces are.")
+        if (size := sizes.get(trace.first_tick)) is None:
+            raise InvalidDataError(f"{what} of tick {trace.first_tick}: no chunk of the segment is of it.")
         _require_finite(trace.points, (*trace.points.shape[:1], size), f"{what}: points")
         _require_finite(trace.state, (spec.state_dim,), f"{what}: state")
         if not (0 <= trace.step < MAX_STEPS and 0 <= trace.age_ticks < math.inf):

@@ -132,8 +132,9 @@ class NetworkPolicy(ABC):
         seed = seed or self._draw_seed()
         outlook = self._outlook(observation, latent)
         explored = self._explore(observation, latent, prefix, seed)
-        actions, *how = explored or (self._actions(observation, latent, prefix, seed),)
-        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed, outlook, *how)
+        actions, trace, log_prob = explored or (self._actions(observation, latent, prefix, seed), None, math.nan)
+        how = outlook, trace, log_prob
+        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed, *how)
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once, into the network that is there; a frozen base stays.

@@ -8,7 +8,7 @@ is read as far as its windows may reach.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -218,8 +218,12 @@ def _put_traces(own: np.ndarray, segment: Segment, layout: Layout) -> None:
     """Write the traces of a segment's chunks to their first steps in its record[T], if they have as many points as are
     asked for, and their probability is known."""
     chunks = {chunk.first_tick: chunk for chunk in segment.chunks}
+    begun = Counter(chunk.first_tick for chunk in segment.chunks)
     for trace in traces_of(segment):
         chunk = chunks[trace.first_tick]
+        if begun[trace.first_tick] > 1:
+            # steps say the tick of their chunk, and there are two
+            continue
         if trace.points.shape != own.dtype["trace_points"].shape or not np.isfinite(chunk.log_prob):
             continue
         by_it = np.flatnonzero((segment.chunk_tick == chunk.first_tick) & (segment.actor == POLICY))

@@ -139,6 +139,23 @@ def test_recordings_without_traces_or_with_others_read_as_none(points: int) -> N
         assert (batch["traces"]["step"] == -1).all()
 
 
+def test_where_two_chunks_are_of_one_tick_nobody_knows_which_a_step_was_of() -> None:
+    buffer = filled(robot([]))
+    for row, segment in buffer.segments.items():
+        chunks = segment.chunks[:1] + segment.chunks
+        buffer.segments[row] = buffer.stored[row] = msgspec.structs.replace(segment, chunks=chunks)
+    first = {
+        (buffer.numbers[one.episode.id], tick)
+        for one in buffer.segments.values()
+        for tick in (one.first_tick + np.flatnonzero(one.chunk_tick == one.chunks[0].first_tick)).tolist()
+    }
+    found = set()
+    for batch in batches(buffer, 20):
+        there = batch["traces"]["step"] >= 0
+        found |= set(zip(batch["episode"][there].tolist(), batch["tick"][there].tolist(), strict=True))
+    assert found and not found & first
+
+
 def test_a_trace_of_unknown_probability_is_none() -> None:
     buffer = filled(robot([]))
     for row, segment in buffer.segments.items():
