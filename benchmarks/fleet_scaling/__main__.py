@@ -67,7 +67,7 @@ def report(
                 "robots": robots,
                 f"robot time to {size.level:g} (s)": _mean(found, "robot_s"),
                 "by seed": ", ".join(map(str, found)),
-                "times as fast as one": f"{_bound(alone, found)}{ratio:.2f} ({_interval(alone, found)})",
+                "times as fast as one": f"{_bound(alone, found)}{ratio:.2f}{_interval(alone, found)}",
                 "of each seed": interval(by_seed),
                 "robot steps": _mean(found, "robot_steps"),
                 "gradient steps": _mean(found, "gradient_steps"),
@@ -109,11 +109,14 @@ def speedup(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> tuple[flo
 
 
 def _interval(alone: list[TimeToSuccess], fleet: list[TimeToSuccess]) -> str:
-    """Of the ratio of means, 95 %: percentiles of it over seeds drawn anew, each with both of its runs."""
+    """Of the ratio of means, 95 %: percentiles of it over seeds drawn anew, each with both of its runs; '' of one robot
+    alone, and where some were given up."""
+    if fleet == alone or any(one.censored for one in (*alone, *fleet)):
+        return ""
     one, many = (np.array([run.point.robot_s for run in found]) for found in (alone, fleet))
     drawn = np.random.default_rng(0).integers(len(one), size=(10_000, len(one)))
     low, high = np.percentile(one[drawn].mean(1) / many[drawn].mean(1), (2.5, 97.5))
-    return f"{low:.2f} to {high:.2f}"
+    return f" ({low:.2f} to {high:.2f})"
 
 
 def compare_periods(found: TrainingPeriods) -> tuple[float, list[dict[str, Any]]]:

@@ -82,6 +82,8 @@ def test_goals_hold_of_what_was_reached_and_not_of_what_was_given_up() -> None:
     assert [row["times as fast as one"] for row in found.rows] == ["1.00", "> 8.00"]
     found = reports(curve(0.2, 0.8), curve(0.2, 0.4, robots=4), [SLOW])
     assert found.rows[1]["times as fast as one"] == "< 4.00" and not found.goals[0].holds
+    found = reports(curve(0.2, 0.8), curve(0.2, 0.8, robots=4), [SLOW])
+    assert found.rows[1]["times as fast as one"] == "4.00 (4.00 to 4.00)"
 
 
 def test_a_synchronous_period_waits_for_everything_and_an_asynchronous_one_for_the_learner() -> None:
