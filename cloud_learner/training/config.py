@@ -78,7 +78,7 @@ class TrainingConfig:
     seconds to minutes, the others less than before, where a network gains by it"""
     spike_factor: float = 10.0
     """a loss so many times as high as before, for twenty gradient steps, sends the run back to its newest checkpoint;
-    0: none does"""
+    0: none does. One around zero is measured by what it scatters"""
     pretrain_steps: int = 600
     """gradient steps on the demonstrations before the first version is published: a few seconds' worth, so that robots
     get to work early; learning goes on while they do"""

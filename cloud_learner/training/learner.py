@@ -232,7 +232,7 @@ class _Step:
         self._seed = int(self.rng.integers(2**63))
         self._random_state: list[torch.Tensor] = []
         """of torch's generators, where the last draw left them"""
-        self._in_loss = False
+        self._drawing = False
 
     def draw(self) -> Batch:
         batch, pixels, group = self._source.next(), self._learner.training.shift_px, self._learner.group
@@ -259,7 +259,7 @@ class _Step:
 
     @contextmanager
     def random(self) -> Iterator[None]:
-        if self._in_loss:
+        if self._drawing:
             raise ConfigError(
                 f"{self._learner.named}: step.random(), minimize() and descend() do not go inside a loss, nor inside "
                 "step.random(): a loss has the update's random numbers already."
@@ -273,12 +273,12 @@ class _Step:
                     torch.cuda.set_rng_state(state, device)
             else:
                 torch.manual_seed(self._seed)
-            self._in_loss = True
+            self._drawing = True
             try:
                 with self._shared():
                     yield
             finally:
-                self._in_loss = False
+                self._drawing = False
             self._random_state = [torch.get_rng_state(), *(torch.cuda.get_rng_state(one) for one in devices)]
 
     def _network(self, name: str) -> OptimizedNetwork:
