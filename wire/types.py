@@ -278,15 +278,15 @@ class ActionChunk(msgspec.Struct, frozen=True, eq=False):
     first_tick: int
     """the control tick that `actions[0]` is meant for"""
     step_ns: int
-    """time between two actions"""
     version: int
     observed_ns: int
     latent_observed_ns: int
     seed: int = 0
-    """of the noise it began with: the same weights, observation, latent, prefix and seed make it again; 0: there was
-    none, or the policy does not say"""
+    """of the noise it began with: the same weights, observation, latent, prefix and seed make it again; 0: unknown"""
     log_prob: float = math.nan
-    """of the actions, nan when the policy does not say"""
+    """of the actions; nan, as of what follows: the policy does not say"""
+    outlook: float = math.nan
+    """how likely the policy succeeds from here by itself"""
 
 
 class Prefix(msgspec.Struct, frozen=True, eq=False):

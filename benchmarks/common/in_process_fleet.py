@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
-from fleet.evaluation.evaluator import rollout
+from fleet.evaluation.evaluator import RolloutResult, rollout
 from fleet.launch import factories, learning
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
@@ -137,6 +137,14 @@ class InProcessFleet:
 
 def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed: int = 0) -> dict[str, float]:
     """Held-out success of `weights` by task, over `episodes` seeds each."""
+    found = rollouts(recipe, weights, episodes, first_seed, seed)
+    return {task: sum(one.success for one in every) / episodes for task, every in found.items()}
+
+
+def rollouts(
+    recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed: int = 0
+) -> dict[str, list[RolloutResult]]:
+    """What comes of `weights` by task, in `episodes` scenes each."""
     policy = recipe.make_policy(recipe.spec, seed)
     policy.load(weights, 1)
     clock = SimulatedClock()
@@ -147,19 +155,10 @@ def success(recipe: Recipe, weights: bytes, episodes: int, first_seed: int, seed
     conditions = factories.make_conditions(recipe, clock, seed)
     try:
         return {
-            task: sum(
-                rollout(
-                    robot,
-                    policy,
-                    scheduler,
-                    task,
-                    first_seed + n,
-                    config.max_ticks,
-                    conditions,
-                ).success
+            task: [
+                rollout(robot, policy, scheduler, task, first_seed + n, config.max_ticks, conditions)
                 for n in range(episodes)
-            )
-            / episodes
+            ]
             for task in recipe.tasks
         }
     finally:

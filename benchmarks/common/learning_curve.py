@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.common.in_process_fleet import InProcessFleet, success
+from benchmarks.common.in_process_fleet import InProcessFleet, rollouts
+from fleet.evaluation.evaluator import RolloutResult
 
 HELD_OUT = 3_000_000
 
@@ -29,6 +31,8 @@ class LearningPoint:
     """processor time of robots, gateway and learner together, without measuring success"""
     tasks: dict[str, float]
     """success by task"""
+    steps: float = math.nan
+    """control ticks of a held-out episode that succeeded, mean over tasks; nan without one in a task"""
 
 
 def learning_curve(
@@ -49,7 +53,8 @@ def learning_curve(
             began_s = time.process_time()
             fleet.turn(rounds, gradient_steps * robots)
             compute_s += time.process_time() - began_s
-        tasks = success(recipe, learner.weights(), episodes, HELD_OUT)
+        found = rollouts(recipe, learner.weights(), episodes, HELD_OUT)
+        tasks = {task: float(np.mean([one.success for one in every])) for task, every in found.items()}
         yield LearningPoint(
             robot_s=(fleet.clock.now_ns() - began_ns) / 1e9,
             success=float(np.mean(list(tasks.values()))),
@@ -58,4 +63,11 @@ def learning_curve(
             human_steps=fleet.ledger.totals().human_steps,
             compute_s=compute_s,
             tasks=tasks,
+            steps=float(np.mean([steps_of_success(every) for every in found.values()])),
         )
+
+
+def steps_of_success(found: Sequence[RolloutResult]) -> float:
+    """Mean of those that succeeded; nan without any."""
+    steps = [one.steps for one in found if one.success]
+    return float(np.mean(steps)) if steps else math.nan

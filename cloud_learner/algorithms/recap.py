@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from cloud_learner.algorithms.critics.judged import OutcomeNotices, of_each_step, read_outcomes, taught_or_judged
 from cloud_learner.algorithms.interface import (
     POLICY,
     Algorithm,
@@ -30,7 +31,7 @@ from cloud_learner.algorithms.interface import (
     TrainedNetwork,
     UpdateStep,
 )
-from cloud_learner.algorithms.judged import OutcomeNotices, of_each_step, read_outcomes, taught_or_judged
+from cloud_learner.buffer.sampling.shares import TaskMix
 from policies.interface.capabilities import BAD, GOOD, UNKNOWN, Advised, Encodes, require
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError
@@ -38,7 +39,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.return_distribution import ReturnCritic
+    from cloud_learner.algorithms.critics.return_distribution import ReturnCritic
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Recap(AlgorithmConfig):
     """of the policy's own steps of a task, how many are good (the paper: about 0.3)"""
     window: int = 4096
     """the newest so many of the policy's own steps drawn say what that share exceeds"""
-    own_weight: float = 1.0
+    online_share: float = 0.5
+    """of a batch, in a task that has demonstrations: what the fleet records outgrows them soon, and with them what
+    people did"""
+    own_weight: float = 0.5
     """how often a step of the policy's own is drawn, for each step of a person"""
     recovery_weight: float = 1.0
     """how often a step by which a person brought the robot back is drawn, which is good as all that people do; 0: no
@@ -70,12 +74,14 @@ class Recap(AlgorithmConfig):
                 raise ConfigError(f"Recap: {name} is {getattr(self, name)}; it must be positive.")
         if not 0 < self.positive_share < 1:
             raise ConfigError(f"Recap: positive_share is {self.positive_share}; it must be above 0 and below 1.")
+        if not 0 < self.online_share <= 1:
+            raise ConfigError(f"Recap: online_share is {self.online_share}; it must be above 0 and at most 1.")
         if not 0 <= self.recovery_weight < math.inf:
             raise ConfigError(f"Recap: recovery_weight is {self.recovery_weight}; give 0 or more.")
 
     def needs(self) -> DataNeeds:
         """Everybody's steps; the policy's own count once it is known whether their episode succeeded."""
-        return DataNeeds(taught_or_judged(self.own_weight, self.recovery_weight))
+        return DataNeeds(taught_or_judged(self.own_weight, self.recovery_weight, TaskMix(online=self.online_share)))
 
     def make(self, policy: TrainablePolicy) -> RecapUpdates:
         who = f"algorithm '{self.name}'"
@@ -89,7 +95,7 @@ class Recap(AlgorithmConfig):
                 f'{type(policy).__name__} was made without: say "advantage": true in --policy-config where its kind '
                 "has that, or choose another --policy or algorithm: docs/algorithms.md has which go together."
             )
-        from cloud_learner.algorithms.return_distribution import ReturnCritic
+        from cloud_learner.algorithms.critics.return_distribution import ReturnCritic
 
         critic = ReturnCritic(policy.feature_width, self.value_width, self.window)
         return RecapUpdates(policy, critic.to(next(policy.module.parameters()).device), self)

@@ -194,6 +194,12 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     """None: the slow path is convolutions, learned from nothing"""
     advantage: bool = False
     """the fast path is told whether what it imitates was good; see `FlowNetwork.loss`"""
+    editor: Positive | None = None
+    """hidden units of a small network that edits each chunk as a critic taught it; see `policies.flow.networks.editor`.
+    None: there is none"""
+    outlook: Positive | None = None
+    """hidden units of the networks that foretell whether the policy will succeed; see `policies.flow.networks.outlook`.
+    None: there are none"""
     guidance: Annotated[float, Meta(ge=0)] = 1.0
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
 

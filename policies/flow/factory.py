@@ -71,6 +71,10 @@ class FlowOptions(NetworkOptions, frozen=True):
     """train the corrector of single actions"""
     advantage: bool = False
     """tell the fast path whether what it imitates was good"""
+    editor: int | None = None
+    """hidden units of a network that edits each chunk as a critic taught it"""
+    outlook: int | None = None
+    """hidden units of networks that foretell whether the policy will succeed"""
     guidance: float = 1.0
     """how far it is then pushed towards good; 1: not beyond it"""
     predict: Literal["velocity", "action"] | None = None

@@ -1,227 +1,30 @@
-"""Policies around our own networks: `Policy` for a robot and `TrainablePolicy` for a learner.
-
-`NetworkPolicy` is what all share, the token policy too: cameras, words, latents, weights; `FlowPolicy` is the flow
-policy around one `FlowNetwork`.
-"""
+"""The flow policy around one `FlowNetwork`: `Policy` for a robot and `TrainablePolicy` for a learner."""
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import msgspec
 import numpy as np
 import torch
 from torch import nn
 
-from policies.common.batches import StepBatch, hold_masked, read_steps, to_tensor
-from policies.common.loading import load_whole
-from policies.common.noise import draw_seed, seeded
-from policies.common.runtime import Runtime, acting, compiled
-from policies.common.weights import Header, pack_module, refresh, unpack_own
-from policies.flow.config import FlowConfig, SlowPathConfig
+from policies.common.batches import StepBatch, hold_masked, to_tensor
+from policies.common.noise import seeded
+from policies.common.runtime import Runtime, compiled
+from policies.flow.config import FlowConfig
+from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
 from policies.flow.networks.fast import ADVANTAGES, Conditioning
 from policies.flow.networks.network import FlowNetwork
-from policies.flow.networks.slow import tokenize
 from policies.flow.networks.vlm import LORA_TARGETS, instruction_tokenizer
-from policies.interface.policy import (
-    Batch,
-    NormalizationData,
-    check_observation,
-    chunk,
-    oldest_frame_ns,
-    require_prefix,
-    require_version,
-)
-from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
-from wire.errors import HalfLoadedError, InvalidDataError, PolicyError
-from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
+from policies.interface.policy import Batch
+from policies.interface.trainable import FinetuneConfig
+from wire.errors import InvalidDataError, PolicyError
+from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
-
-
-class NetworkPolicy(ABC):
-    """A policy whose network has a slow path that `encode`s, a `normalizer` and a `latent_width`.
-
-    Not for several threads: whoever serves it calls `load` between two inferences.
-    """
-
-    kind: str
-    """`Header.network` of this policy's files"""
-    config: SlowPathConfig
-    module: Any
-    history = 0
-    pretrained = False
-
-    def __init__(
-        self,
-        spec: RobotSpec,
-        config: SlowPathConfig,
-        make: Callable[[], Any],
-        lora_targets: tuple[str, ...],
-        seed: int,
-        runtime: Runtime,
-        training: FinetuneConfig,
-    ) -> None:
-        """`make` builds the network that `config` describes.
-
-        `seed` is for the first weights and for the randomness of `act`. When `training` freezes anything, the first
-        weights are the same for every seed, as a base that does not travel must be the same on every machine: `seed` is
-        then for the adapters and for `act` alone. Raises `ConfigError` for what cannot be used.
-        """
-        config.require_robot(spec)
-        runtime.require()
-        self.spec = spec
-        self.config = config
-        self.horizon = config.horizon
-        self.max_offset = config.max_offset
-        self.version = 0
-        self.runtime = runtime
-        self.device = torch.device(runtime.device)
-        self._cameras = [camera.name for camera in config.cameras]
-        self._seeds = torch.Generator().manual_seed(seed)
-        self._header = Header(self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash)
-        # building a policy must not move the random stream of whoever builds it
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(initial_seed(training, seed))
-            self.module = make()
-        apply_finetuning(self.module, training, lora_targets, seed)
-        self.module.to(self.device)
-        self._encode = compiled(type(self.module).encode, runtime)
-        # what is compiled holds on to its network, so that must not be the one that training changes
-        self._acting: Any = acting(self.module, runtime)
-        if runtime.compile and self._acting is self.module:
-            self._acting = copy.deepcopy(self.module).requires_grad_(False).eval()
-
-    @property
-    def trained(self) -> PolicyCapabilities:
-        """What weights of this network are trained for: `load` takes no others."""
-        return self.config.trained
-
-    # --- Policy ------------------------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def think(self, observation: Observation) -> Latent:
-        """The latent of the newest frames and the instruction, float32[z]; its time is that of the oldest of them.
-
-        Raises `InvalidDataError` if what it reads does not fit the spec. Cameras it does not use may be missing.
-        """
-        check_observation(self.spec, observation, self._cameras)
-        images = self._pictures(observation)
-        words = self._instruction_ids([observation.task])
-        with self.runtime.autocast():
-            latent = self._encode(self._acting, images, words, self._state(observation))[0].float().cpu().numpy()
-        return Latent(latent, oldest_frame_ns(observation, self._cameras), self.version)
-
-    @torch.inference_mode()
-    def act(
-        self, observation: Observation, latent: Latent, tick: int, prefix: Prefix | None = None, seed: int = 0
-    ) -> ActionChunk:
-        """float32[H, da] within the spec's limits; reads the state and the latent, never an image.
-
-        The latent's age is `observation.time_ns - latent.observed_ns`; a network without `max_offset` does not mind it.
-        The chunk begins with what `prefix` has committed. It names the seed of its noise, and is made again, to the
-        last bit, with that `seed`; 0 draws one.
-
-        Raises `PolicyError` for a latent of another version or shape, a prefix that does not fit or that the network
-        was not trained for, and when the network gives NaN.
-        """
-        require_version(latent, self.version)
-        width = self.module.latent_width
-        if latent.data.shape != (width,):
-            raise PolicyError(f"a latent of shape {list(latent.data.shape)}; this policy's think() gives [{width}].")
-        check_observation(self.spec, observation, ())
-        if prefix is not None:
-            require_prefix(self.horizon, self.spec, prefix)
-            self._require_usable_prefix(prefix)
-        seed = seed or self._draw_seed()
-        actions = self._actions(observation, latent, prefix, seed)
-        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed)
-
-    def load(self, weights: bytes, version: int) -> None:
-        """Take all weights of `version` at once, into the network that is there; a frozen base stays.
-
-        Raises `SpecMismatchError` for another robot's weights and `WeightsError` for anything else that does not fit;
-        the old weights stay. `HalfLoadedError` when they do not: then no version is loaded.
-        """
-        what = f"weights of version {version}"
-        header, tensors = unpack_own(weights, self._header, what)
-        self._require_tensors(tensors, what)
-        try:
-            load_whole(self.module, self._acting, header, tensors, what)
-        except HalfLoadedError:
-            self.version = 0
-            raise
-        self.version = version
-
-    # --- TrainablePolicy ---------------------------------------------------------------------------------------
-
-    def set_normalization(self, examples: NormalizationData) -> None:
-        """Take the statistics of the states; once, before training begins."""
-        self.module.normalizer.fit(examples.states)
-        refresh(self._acting, self.module)
-
-    @property
-    def image_losses(self) -> np.ndarray | None:
-        """float32[b]: what each image's steps had in the last `loss`, None before it."""
-        losses: torch.Tensor | None = self.module.image_losses
-        return None if losses is None else losses.cpu().numpy()
-
-    def save(self, module: nn.Module | None = None) -> bytes:
-        """Weights of `module` (default: this policy's own) as a safetensors file that `load` accepts.
-
-        What is frozen is not in it: `load` needs a policy that has the same base.
-        """
-        return pack_module(self.module if module is None else module, self._header)
-
-    # --- inside ------------------------------------------------------------------------------------------------
-
-    def _require_tensors(self, tensors: dict[str, torch.Tensor], what: str) -> None:  # noqa: B027 - only some need it
-        """Raise `WeightsError` for tensors that fit the network and cannot be used all the same."""
-
-    @abstractmethod
-    def _require_usable_prefix(self, prefix: Prefix) -> None:
-        """Raise `PolicyError` for a prefix that this policy cannot begin a chunk with."""
-
-    @abstractmethod
-    def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
-        """float32[H, da] in the robot's units, from the noise of `seed`"""
-
-    def _draw_seed(self) -> int:
-        """For the noise of a chunk; 0 for a policy that needs none."""
-        return draw_seed(self._seeds)
-
-    def _pictures(self, observation: Observation) -> list[torch.Tensor]:
-        """uint8[1, h, w, 3] of each camera that the network looks through"""
-        return [to_tensor(observation.images[camera].image, self.device)[None] for camera in self._cameras]
-
-    def _state(self, observation: Observation) -> torch.Tensor:
-        """float32[1, ds], as the network's `normalizer` takes it"""
-        return to_tensor(observation.state, self.device)[None]
-
-    def _latent(self, latent: Latent) -> torch.Tensor:
-        """float32[1, z]"""
-        return to_tensor(latent.data, self.device)[None]
-
-    def _age(self, observation: Observation, latent: Latent) -> torch.Tensor | None:
-        """float32[1, 1], ticks since what the latent saw; None for a network that does not mind it."""
-        if not self.max_offset:
-            return None
-        ticks = (observation.time_ns - latent.observed_ns) / self.spec.period_ns
-        return torch.tensor([[max(0.0, ticks)]], device=self.device)
-
-    def _read_batch(self, batch: Batch) -> StepBatch:
-        """What the network reads of a training batch; errors: see `read_steps`."""
-        return read_steps(batch, self.spec, self.config.batch_shapes(batch), self._cameras, self.device)
-
-    def _instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
-        """int64[b, L]"""
-        rows = [tokenize(text, self.config.vocabulary, self.config.words) for text in instructions]
-        return torch.from_numpy(np.stack(rows)).to(self.device)
 
 
 class FlowPolicy(NetworkPolicy):
@@ -299,7 +102,15 @@ class FlowPolicy(NetworkPolicy):
                 actions = sampling.sample_towards(self._acting.fast, self.config, given, noise, wanted, pull)
             else:
                 actions = self._sample(self._acting.fast, self.config, given, noise, wanted)
+            if self.config.editor:
+                actions = self._acting.editor(given, actions, weights.repeat_interleave(width, 1)).float()
         return self._own_actions(actions.view(horizon, width)).cpu().numpy()
+
+    def _outlook(self, observation: Observation, latent: Latent) -> float:
+        if not self.config.outlook:
+            return super()._outlook(observation, latent)
+        # where the members know nothing of it they do not agree
+        return self._acting.outlook(self._given(observation, latent)).amin().sigmoid().item()
 
     def _noise(self, seed: int) -> torch.Tensor:
         """float32[1, H * da]"""
@@ -367,6 +178,28 @@ class FlowPolicy(NetworkPolicy):
         """As `Flows`."""
         network = self.module if module is None else cast(FlowNetwork, module)
         return network.velocity(given, actions, time)
+
+    @property
+    def edits(self) -> bool:
+        """As `Edits`."""
+        return self.config.editor is not None
+
+    def edit(self, given: Conditioning, actions: torch.Tensor, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Edits`."""
+        network = self.module if module is None else cast(FlowNetwork, module)
+        return network.editor(given, actions)
+
+    @property
+    def foretells(self) -> bool:
+        """As `Foretells`."""
+        return self.config.outlook is not None
+
+    def foretell(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Foretells`."""
+        network = self.module if module is None else cast(FlowNetwork, module)
+        with torch.no_grad():
+            given = self.conditioning(batch, module)
+        return network.outlook(given)
 
     @property
     def advised(self) -> bool:

@@ -80,6 +80,35 @@ class Encodes(Protocol):
         ...
 
 
+@runtime_checkable
+class Edits(Protocol):
+    """changes the chunks that its flow gives by a network that a critic teaches"""
+
+    @property
+    def edits(self) -> bool:
+        """Whether this one does, which is settled when it is made."""
+        ...
+
+    def edit(self, given: Any, actions: torch.Tensor, module: nn.Module | None = None) -> torch.Tensor:
+        """float[b, k, H * da]: what is executed of the flow's actions [b, k, H * da], normalised to [-1, 1].
+        `given`: as `Flows.conditioning` gives it. Differentiable in the weights."""
+        ...
+
+
+@runtime_checkable
+class Foretells(Protocol):
+    """says how likely it succeeds by itself"""
+
+    @property
+    def foretells(self) -> bool:
+        """Whether this one does, which is settled when it is made: `ActionChunk.outlook`."""
+        ...
+
+    def foretell(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """float[m, b, k]: logits of that by each of m members. Differentiable in their weights alone."""
+        ...
+
+
 UNKNOWN, BAD, GOOD = range(3)
 """what a batch's `advantage` says of a sample"""
 

@@ -191,11 +191,12 @@ def chunk(
     tick: int,
     prefix: Prefix | None = None,
     seed: int = 0,
+    outlook: float = math.nan,
 ) -> ActionChunk:
     """The chunk of float32[H, da] `actions` for `tick` on, clipped to the limits, begun with what `prefix` committed.
 
-    `seed`: of the noise it was made from, 0 for none. May write into `actions`. Raises `PolicyError` for actions that
-    are not finite.
+    `seed`: of the noise it was made from, 0 for none; `outlook`: see `ActionChunk`. May write into `actions`. Raises
+    `PolicyError` for actions that are not finite.
     """
     if prefix is not None:
         actions[: prefix.committed] = prefix.actions[: prefix.committed]
@@ -209,6 +210,7 @@ def chunk(
         observed_ns=observation.time_ns,
         latent_observed_ns=latent.observed_ns,
         seed=seed,
+        outlook=outlook,
     )
 
 

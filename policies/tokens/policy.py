@@ -9,7 +9,7 @@ from policies.common.batches import hold_masked, to_tensor
 from policies.common.noise import seeded
 from policies.common.runtime import Runtime, compiled
 from policies.common.weights import refresh
-from policies.flow.policy import NetworkPolicy
+from policies.flow.network_policy import NetworkPolicy
 from policies.interface.policy import Batch, NormalizationData
 from policies.interface.trainable import FinetuneConfig
 from policies.tokens.config import FastConfig, TokensConfig

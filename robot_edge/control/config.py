@@ -88,6 +88,9 @@ class GateConfig:
     """ticks without progress before taking over; 0: at once"""
     stall_progress: float = 0.01
     """what counts as progress, in the operator's unit"""
+    trust: float = 0.0
+    """a policy that says of its chunk that it succeeds by itself with so much probability or more is left alone; 0:
+    none is (`ActionChunk.outlook`; ThriftyDAgger, arXiv 2109.08273)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,10 @@ class ControlLoop:
         ready = self.inbox.version > 0 or not self.config.needs_policy
         if self.override.in_control or self.inbox.evaluating or not ready:
             return None
-        return self._scripted.action(observation, planned[0] if planned else None)
+        if planned is None:
+            return self._scripted.action(observation, None)
+        action, chunk = planned
+        return self._scripted.action(observation, action, chunk.outlook)
 
     def _decide_control(self, planned: PlannedAction | None, scripted: np.ndarray | None) -> None:
         self.commanded.decide(

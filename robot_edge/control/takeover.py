@@ -6,6 +6,7 @@ or when nothing has advanced for a while (a policy that stalls agrees with nobod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -29,11 +30,12 @@ class Gate:
         self._best = float("inf")
         self._since_best = 0
 
-    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float) -> bool:
+    def update(self, policy: np.ndarray | None, expert: np.ndarray, progress: float, outlook: float = math.nan) -> bool:
         """Whether the operator is in control of this tick.
 
         `policy` and `expert` are float32[da] in the robot's units scaled to about [-1, 1]; `policy` is None while it
-        has no action to offer, which never counts as disagreement (the robot holds by itself).
+        has no action to offer, which never counts as disagreement (the robot holds by itself). `outlook`: what the
+        policy says of its chance, nan if it does not. One that is trusted may disagree, but not stand still for ever.
         """
         config = self._config
         if progress < self._best - config.stall_progress:
@@ -49,7 +51,8 @@ class Gate:
         if policy is not None:
             *motion, gripper = [abs(a - b) for a, b in zip(policy.tolist(), expert.tolist(), strict=True)]
             apart = sum(motion) / max(1, len(motion)) + config.gripper_weight * gripper
-            self._bad = self._bad + 1 if apart > config.disagreement else 0
+            trusted = 0 < config.trust <= outlook
+            self._bad = self._bad + 1 if apart > config.disagreement and not trusted else 0
         if self._bad >= config.disagreement_ticks or self._since_best >= config.stall_ticks:
             self.active, self._left = True, config.min_ticks
         return self.active
@@ -70,8 +73,11 @@ class ScriptedTakeover:
         """An episode begins."""
         self._gate.reset()
 
-    def action(self, observation: Observation, policy: np.ndarray | None) -> np.ndarray | None:
-        """float32[da]: what the operator does if it is in control. `policy`, float32[da]: what the policy would do.
+    def action(
+        self, observation: Observation, policy: np.ndarray | None, outlook: float = math.nan
+    ) -> np.ndarray | None:
+        """float32[da]: what the operator does if it is in control. `policy`, float32[da]: what the policy would do, and
+        `outlook` what it says of its chance.
 
         People hear of an operator that raises once, and the robot goes on without it.
         """
@@ -89,6 +95,6 @@ class ScriptedTakeover:
         if expert is None:
             return None
         was_active = self._gate.active
-        active = self._gate.update(policy, expert, progress)
+        active = self._gate.update(policy, expert, progress, outlook)
         self.takeovers += active and not was_active
         return expert if active else None

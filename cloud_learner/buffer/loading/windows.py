@@ -31,6 +31,8 @@ A batch is a dict of:
 | `next_state` | float32[b, ds] | with `n_step` n: the state m ticks later, m <= n |
 | `next_images` | {camera: uint8[b, h, w, 3]} | likewise m ticks after `images` |
 | `next_ticks` | int64[b] | m: n, or less where the episode ends or nothing later is here; 0: nothing is known |
+| `taken_over` | bool[b] | with `n_step`: the policy acted, and a person or a script within the n ticks after |
+| `imitable` | float32[b, H] | with `n_step`: `mask` up to the first step that the policy did, but in a demonstration |
 | `n_step_return` | float32[b] | sum over i < m of gamma^i times the reward of step i |
 | `discount` | float32[b] | gamma^m; 0 where the episode terminated within these m steps |
 | `labels` | {name: float32[b]} | on request: written back by a job (`Ledger.put_step_labels`), nan for nothing |
@@ -64,10 +66,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cloud_learner.buffer.control import actor_index, is_recovery
+from cloud_learner.buffer.control import POLICY, actor_index, by_human, is_recovery
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.layout import TERMINATED, TRUNCATED, Layout
-from cloud_learner.buffer.sampling.target import Moment, StepRuns
+from cloud_learner.buffer.sampling.target import Moment, StepRuns, imitable_steps
 
 Batch = dict[str, object]
 Weigh = Callable[[np.ndarray], np.ndarray]
@@ -254,6 +256,12 @@ class WindowReader:
         reward = np.take(columns["reward"], start[:, None] + np.minimum(steps, left[:, None] - 1), mode="clip")
         weight = np.where(steps < ticks[:, None], gamma**steps, 0.0)
         batch["next_ticks"] = slot.put("next_ticks", ticks, np.int64)
+        later = columns["actor"][start[:, None] + np.minimum(steps + 1, reach[:, None])]
+        alone = actor_index(columns["actor"][start]) == POLICY
+        at = start[:, None] + np.minimum(np.arange(self._config.horizon), left[:, None] - 1)
+        people = imitable_steps(actor_index(columns["actor"][at]), ~np.asarray(batch["online"])[:, None])
+        batch["imitable"] = slot.put("imitable", batch["mask"] * people.cumprod(1), np.float32)
+        batch["taken_over"] = slot.put("taken_over", alone & by_human(later).any(1))
         batch["n_step_return"] = slot.put("n_step_return", (reward * weight).sum(1), np.float32)
         batch["discount"] = slot.put("discount", np.where(ends, 0.0, gamma**ticks), np.float32)
         batch["next_state"] = slot.take("next_state", columns["state"], start + np.minimum(ticks, reach))

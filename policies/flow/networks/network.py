@@ -14,7 +14,9 @@ from torch import nn
 from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
+from policies.flow.networks.editor import ChunkEditor
 from policies.flow.networks.fast import Conditioning, FastMLP
+from policies.flow.networks.outlook import Outlook
 from policies.flow.networks.residual import Residual
 from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
@@ -49,6 +51,10 @@ class FlowNetwork(nn.Module):
             self.future_state_head = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
         if config.residual:
             self.residual = Residual(config, self.latent_width)
+        if config.outlook:
+            self.outlook = Outlook(config, self.latent_width)
+        if config.editor:
+            self.editor = ChunkEditor(config, self.latent_width)
 
     def _make_normalizer(self, config: FlowConfig) -> Normalizer:
         return Normalizer(config.state_dim, config.online_statistics)

@@ -26,7 +26,7 @@ class SharedConfig(FlowConfig, frozen=True, kw_only=True):
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
         super().require()
-        for name in ("transformer", "vlm", "pooler", "residual", "advantage", "online_statistics"):
+        for name in ("transformer", "vlm", "pooler", "residual", "advantage", "editor", "outlook", "online_statistics"):
             if getattr(self, name):
                 raise ConfigError(f"shared flow policy: it has no `{name}`; leave it out, or train one policy a robot.")
 

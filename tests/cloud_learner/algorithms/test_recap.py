@@ -67,8 +67,9 @@ def test_the_policys_own_steps_are_drawn_once_their_episode_is_judged_and_people
         return Recap(**settings).needs().target.weights(runs, Moment(1))[0]
 
     own = [weights(POLICY, outcome) for outcome in (-1, SUCCESS, FAILURE, OUTCOMES.index("aborted"), UNJUDGED)]
-    assert own == [0, 1, 1, 0, 0]
+    assert own == [0, 0.5, 0.5, 0, 0]
     assert weights(POLICY, SUCCESS, own_weight=0.25) == 0.25
+    assert Recap(online_share=0.3).needs().target.mix.online == 0.3
     assert [weights(who, outcome) for who in (HUMAN, SCRIPT) for outcome in (-1, FAILURE)] == [1, 1, 1, 1]
     assert weights(POLICY, UNJUDGED, demonstration=True) == 1
     assert weights(HUMAN | RECOVERY, -1, recovery_weight=0.5) == 0.5
@@ -263,7 +264,14 @@ def test_ranks_are_refused_for_what_is_good_is_not_shared() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("horizon_ticks", 0), ("window", 0), ("own_weight", 0), ("recovery_weight", -1), ("positive_share", 1.0)],
+    [
+        ("horizon_ticks", 0),
+        ("window", 0),
+        ("own_weight", 0),
+        ("recovery_weight", -1),
+        ("positive_share", 1.0),
+        ("online_share", 0),
+    ],
 )
 def test_settings_that_it_cannot_work_with_are_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):

@@ -11,7 +11,10 @@ import numpy as np
 from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import marked_actor
 from tests.cloud_learner.buffer.loading.memory_buffer import TASKS, MemoryBuffer
-from wire.messages.gateway import CameraFrames, Segment
+from wire.messages.gateway import ACTORS, CameraFrames, Segment
+from wire.types import Actor
+
+_PEOPLE = {Actor.human, Actor.script}
 
 
 class Reference:
@@ -155,9 +158,9 @@ class Reference:
     def _check_next(self, batch: dict, at: tuple[int, ...], number: int, tick: int, seen: int) -> None:
         """`seen`: the tick whose frames are shown."""
 
-        def steps_from(first: int) -> list[tuple[Segment, int]]:
+        def steps_from(first: int, count: int = self.n_step + 1) -> list[tuple[Segment, int]]:
             found = []
-            for tick in range(first, first + self.n_step + 1):
+            for tick in range(first, first + count):
                 if (step := self.steps.get((number, tick))) is None or not self._joined(number, first, tick):
                     break
                 found.append(step)
@@ -181,6 +184,17 @@ class Reference:
         elif any(picture is None for picture in pictures.values()):
             ticks, state = 0, steps[0][0].state[steps[0][1]]
         assert batch["next_ticks"][at] == ticks
+        acted = [ACTORS[s.actor[t]] for s, t in steps[: self.n_step + 1]]
+        assert batch["taken_over"][at] == (acted[0] == Actor.policy and bool(_PEOPLE & {*acted}))
+        horizon = batch["mask"].shape[-1]
+        demonstrated = not batch["online"][at[0]]
+        wanted = [
+            ACTORS[s.actor[t]] in _PEOPLE or (demonstrated and ACTORS[s.actor[t]] == Actor.policy)
+            for s, t in steps_from(tick, horizon)
+        ]
+        run = next((i for i, one in enumerate(wanted) if not one), len(wanted))
+        found = batch["mask"][at] * (np.arange(horizon) < run)
+        np.testing.assert_array_equal(batch["imitable"][at], found)
         gains = [s.reward[t] * self.gamma**i for i, (s, t) in enumerate(steps[:ticks])]
         np.testing.assert_allclose(batch["n_step_return"][at], sum(gains), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(batch["discount"][at], 0 if ends else self.gamma**ticks, rtol=1e-6)

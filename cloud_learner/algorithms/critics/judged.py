@@ -12,7 +12,6 @@ from cloud_learner.buffer.check import OUTCOMES
 from cloud_learner.buffer.control import actor_index, rollout_steps
 from cloud_learner.buffer.sampling.shares import TaskMix
 from cloud_learner.buffer.sampling.target import (
-    BY_TASK,
     Factor,
     Moment,
     SamplingDistribution,
@@ -34,7 +33,7 @@ def is_judged(outcome: np.ndarray) -> np.ndarray:
     return (outcome == _SUCCESS) | (outcome == _FAILURE)
 
 
-def taught_or_judged(own_weight: float, recovery_weight: float, mix: TaskMix = BY_TASK) -> SamplingDistribution:
+def taught_or_judged(own_weight: float, recovery_weight: float, mix: TaskMix) -> SamplingDistribution:
     """Everybody's steps; the policy's own count, `own_weight` for each of a person, once it is known whether their
     episode succeeded. `recovery_weight`: of a step by which a person brought the robot back."""
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import nn
 
-from cloud_learner.algorithms.return_distribution import BINS, ReturnDistribution
+from cloud_learner.algorithms.critics.return_distribution import BINS, ReturnDistribution
 
 LEAST, MOST = -0.1, 1.1
 """of V's bins"""

@@ -11,7 +11,7 @@ from cloud_learner.algorithms.recap import empirical_returns
 
 torch = pytest.importorskip("torch")
 
-from cloud_learner.algorithms.return_distribution import (  # noqa: E402
+from cloud_learner.algorithms.critics.return_distribution import (  # noqa: E402
     BINS,
     LEAST_KNOWN,
     AdvantageWindow,

@@ -8,13 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloud_learner.algorithms.chunk_critic import (  # noqa: E402
+from cloud_learner.algorithms.critics.chunk_critic import (  # noqa: E402
     ChunkCritic,
     cautious_level,
     quantile,
     td_targets,
 )
-from cloud_learner.algorithms.return_distribution import BINS  # noqa: E402
+from cloud_learner.algorithms.critics.return_distribution import BINS  # noqa: E402
 
 CENTRES = [-0.1 + 1.2 * i / (BINS - 1) for i in range(BINS)]
 

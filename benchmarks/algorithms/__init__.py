@@ -1,0 +1,1 @@
+"""Which algorithm learns how fast, from how much help."""

@@ -1,0 +1,1 @@
+"""How much faster than the expert a fleet becomes without him."""

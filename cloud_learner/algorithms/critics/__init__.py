@@ -1,0 +1,1 @@
+"""What values are: of states and of chunks, what they learn from, and the updates of algorithms that ask them."""
