@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from wire.errors import ConfigError, SpecMismatchError
+from wire.messages.recording import FlowTrace
 from wire.spec_checks import check_names, check_number, check_rate, check_text
 from wire.untrusted import MAX_PICTURE_PIXELS
 
@@ -79,10 +80,8 @@ class Role(StrEnum):
     gateway = "gateway"
     edge = "edge"  # a robot
     inference = "inference"
-    thinker = "thinker"
-    """encodes observations for robots on other machines"""
-    relay = "relay"
-    """passes weights on to the robots of a site"""
+    thinker = "thinker"  # encodes observations for robots on other machines
+    relay = "relay"  # passes weights on to the robots of a site
     trainer = "trainer"
     evaluator = "evaluator"
     demonstrator = "demonstrator"
@@ -90,8 +89,7 @@ class Role(StrEnum):
     teleoperator = "teleoperator"
 
 
-CALLERS = (Role.console, Role.teleoperator)
-"""roles that may call the gateway"""
+CALLERS = (Role.console, Role.teleoperator)  # of the gateway
 
 
 class OperatorCommandKind(StrEnum):
@@ -284,9 +282,11 @@ class ActionChunk(msgspec.Struct, frozen=True, eq=False):
     seed: int = 0
     """of the noise it began with: the same weights, observation, latent, prefix and seed make it again; 0: unknown"""
     log_prob: float = math.nan
-    """of the actions; nan, as of what follows: the policy does not say"""
+    """of `trace`, given where it began; nan, as of what follows: the policy does not say"""
     outlook: float = math.nan
     """how likely the policy succeeds from here by itself"""
+    trace: FlowTrace | None = None
+    """of a policy that explores"""
 
 
 class Prefix(msgspec.Struct, frozen=True, eq=False):
@@ -364,8 +364,7 @@ class Episode(msgspec.Struct, frozen=True):
     spec_hash: str
     task: str
     seed: int
-    source: str
-    """an `EpisodeSource`"""
+    source: str  # an `EpisodeSource`
     started_ns: int
 
 

@@ -13,6 +13,7 @@ from fleet.config.recipe import Recipe
 from fleet.evaluation.demonstrations import demonstrate
 from fleet.evaluation.evaluator import RolloutResult, rollout
 from fleet.launch import factories, learning
+from policies.interface.capabilities import Explores
 from robot_edge.control.loop import ControlLoop
 from robot_edge.inference.server import Inference
 from robot_edge.runtime.process_group import control_hello
@@ -147,6 +148,8 @@ def rollouts(
     """What comes of `weights` by task, in `episodes` scenes each."""
     policy = recipe.make_policy(recipe.spec, seed)
     policy.load(weights, 1)
+    if isinstance(policy, Explores):
+        policy.stop_exploring()
     clock = SimulatedClock()
     robot = factories.make_robot(recipe.robot, recipe.unpaced_config, clock)
     robot.connect()

@@ -42,6 +42,8 @@ class DataNeeds:
     """discount of a tick, with `n_step`"""
     labels: tuple[str, ...] = ()
     """names of step labels (`Ledger.put_step_labels`) that batches bring"""
+    traces: bool = False
+    """batches bring what a policy that explores (`Explores`) left of how its chunks came about"""
     samples_per_insert: float = 0.0
     """online, at most so many steps are drawn for each one that is recorded, unless the recipe has a number of its own;
     0: as many as the trainer manages"""
@@ -78,8 +80,8 @@ class UpdateStep(Protocol):
         """
         ...
 
-    def descend(self, network: str, loss: Callable[[], torch.Tensor]) -> float:
-        """The same with a loss of batches that were drawn before."""
+    def descend(self, network: str, loss: Callable[[], torch.Tensor], rate: float = 1.0) -> float:
+        """The same with a loss of batches that were drawn before, at `rate` times the learning rate."""
         ...
 
     def random(self) -> AbstractContextManager[None]:

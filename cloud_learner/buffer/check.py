@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 import random
 from collections.abc import Iterator, Mapping, Set
 
@@ -16,6 +17,7 @@ from cloud_learner.buffer.files import checked_name
 from wire.errors import InvalidDataError
 from wire.identity.sealing import HASH_BYTES
 from wire.messages.gateway import ACTORS, Segment
+from wire.messages.recording import FlowTrace
 from wire.types import RobotSpec
 
 MAX_STEPS = 4096
@@ -283,6 +285,20 @@ def _check_chunks(segment: Segment, spec: RobotSpec) -> None:
             if abs(getattr(chunk, name)) > _MAX_INT64:
                 raise InvalidDataError(f"{what}: {name} {getattr(chunk, name)} does not fit 64 bits.")
         _require_finite(chunk.actions, (*chunk.actions.shape[:1], spec.action_dim), f"{what}: actions")
+    sizes = {chunk.first_tick: chunk.actions.size for chunk in segment.chunks}
+    for number, trace in enumerate(traces_of(segment)):
+        what = f"trace {number}"
+        if (size := sizes.get(trace.first_tick)) is None:
+            raise InvalidDataError(f"{what} of tick {trace.first_tick}: no chunk of the segment is of it.")
+        _require_finite(trace.points, (*trace.points.shape[:1], size), f"{what}: points")
+        _require_finite(trace.state, (spec.state_dim,), f"{what}: state")
+        if not (0 <= trace.step < MAX_STEPS and 0 <= trace.age_ticks < math.inf):
+            raise InvalidDataError(f"{what}: step {trace.step} of an age of {trace.age_ticks} ticks cannot be.")
+
+
+def traces_of(segment: Segment) -> tuple[FlowTrace, ...]:
+    """How its chunks came about, of those of which that is known."""
+    return () if isinstance(segment.traces, msgspec.UnsetType) else segment.traces
 
 
 def check_frames(segment: Segment, spec: RobotSpec, known: KnownFrames | None, decoded: int | None = None) -> None:
@@ -362,6 +378,7 @@ def segment_bytes(segment: Segment) -> int:
     return (
         sum(len(image) for frames in segment.frames.values() for image in frames.encoded)
         + sum(chunk.actions.nbytes for chunk in segment.chunks)
+        + sum(trace.points.nbytes + trace.state.nbytes for trace in traces_of(segment))
         + sum(
             value.nbytes
             for name in segment.__struct_fields__

@@ -242,8 +242,8 @@ class _Step:
         count = max(self._learner.training.accumulate, getattr(self._source, "batches_per_update", 1))
         return self._descend(network, (partial(loss, self.draw()) for _ in range(count)), count)
 
-    def descend(self, network: str, loss: Callable[[], torch.Tensor]) -> float:
-        return self._descend(network, iter([loss]), 1)
+    def descend(self, network: str, loss: Callable[[], torch.Tensor], rate: float = 1.0) -> float:
+        return self._descend(network, iter([loss]), 1, rate)
 
     def average(self, network: str) -> nn.Module:
         return self._network(network).average
@@ -292,7 +292,7 @@ class _Step:
     def _shared(self) -> AbstractContextManager[object]:
         return self._learner.group.share(self._learner.training.batch)
 
-    def _descend(self, name: str, losses: Iterator[Callable[[], torch.Tensor]], count: int) -> float:
+    def _descend(self, name: str, losses: Iterator[Callable[[], torch.Tensor]], count: int, rate: float = 1.0) -> float:
         """One optimiser's step down the mean of `count` losses; that mean."""
         learner, total = self._learner, 0.0
         network = self._network(name)
@@ -311,7 +311,7 @@ class _Step:
         if not math.isfinite(norm):
             network.begin()
             raise NotFiniteError(self._not_applied(name, f"the gradient's norm is {norm} at a loss of {total}"))
-        network.step(learner.gradient_steps)
+        network.step(learner.gradient_steps, rate)
         learner.note_norm(name, norm)
         return total
 

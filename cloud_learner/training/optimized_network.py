@@ -109,10 +109,10 @@ class OptimizedNetwork:
         most = self._training.gradient_clip
         return float(nn.utils.clip_grad_norm_(self._parameters.values(), most, foreach=True))
 
-    def step(self, number: int) -> None:
-        """Down the gradient, at the rate of gradient step `number`."""
+    def step(self, number: int, rate: float = 1.0) -> None:
+        """Down the gradient, at `rate` times that of gradient step `number`."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._training.rate(number) * self._network.rate_scale
+            group["lr"] = self._training.rate(number) * self._network.rate_scale * rate
         self._optimizer.step()
 
     @torch.no_grad()

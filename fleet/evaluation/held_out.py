@@ -28,6 +28,7 @@ from fleet.config.weights_source import WeightsSource
 from fleet.evaluation.evaluator import rollout
 from fleet.evaluation.statistics import wilson
 from hal.scheduler.episodes import HELD_OUT_SEEDS
+from policies.interface.capabilities import Explores
 from wire.errors import ConfigError, CorruptDataError, FleetError
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class HeldOutRunner:
             if under_test.sha256 not in ("", weights.sha256):
                 raise CorruptDataError(f"{under_test.source} changed meanwhile. Measure it again.")
             policy.load(weights.data, weights.version)
+        if isinstance(policy, Explores):
+            policy.stop_exploring()
         self._policy = _SeededPolicy(policy)
         chunks = ChunkSchedulerSelector(scheduler_factory(recipe))
         chunks.select(policy.trained)

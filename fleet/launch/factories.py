@@ -19,6 +19,7 @@ from hal.interfaces.robot import HoldingRobot, Teleoperator, is_real
 from hal.registry import make_operator, make_robot
 from hal.safety.limited_robot import LimitedRobot
 from hal.safety.required import require_limits
+from policies.interface.capabilities import Explores
 from robot_edge.chunking.factory import make_scheduler
 from robot_edge.chunking.scheduler import ChunkScheduler, DelayEstimator, MakeScheduler
 from robot_edge.control.loop import ControlLoop
@@ -111,6 +112,8 @@ def _evaluated(recipe: Recipe, name: str, seed: int) -> EvaluatedRobot:
     robot = make_robot(recipe.robot, recipe.unpaced_config, simulated)
     require_limits(robot, recipe.loop.safety)
     policy, conditions = recipe.make_policy(recipe.spec, seed), make_conditions(recipe, simulated, seed)
+    if isinstance(policy, Explores):
+        policy.stop_exploring()
     given = scheduler_factory(recipe), recipe.tasks, recipe.evaluator.max_ticks, conditions
     return EvaluatedRobot(robot, policy, *given, name)
 

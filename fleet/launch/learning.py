@@ -46,6 +46,7 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int, base: Colle
         n_step=needs.n_step,
         gamma=needs.gamma,
         labels=needs.labels,
+        traces=getattr(policy, "trace_points", 0) if needs.traces else 0,
         batch=training.batch,
         horizon=policy.horizon,
         ticks_ahead=policy.ticks_ahead,

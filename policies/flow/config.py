@@ -200,6 +200,11 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     outlook: Positive | None = None
     """hidden units of the networks that foretell whether the policy will succeed; see `policies.flow.networks.outlook`.
     None: there are none"""
+    explore: Literal["sde", "noise"] | None = None
+    """which steps from noise to actions are random, so that chunks have a probability and can be learned from by policy
+    gradients; see `policies.flow.networks.exploration`. None: none is"""
+    explore_noise: Annotated[float, Meta(gt=0)] = 0.5
+    """a of `sde`: how random that step is"""
     guidance: Annotated[float, Meta(ge=0)] = 1.0
     """how far sampling goes from "not known whether good" to "good", and beyond it above 1; needs `advantage`"""
 
@@ -217,6 +222,11 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
             raise ConfigError(
                 f"flow policy: prefix needs max_offset 1 or more and horizon 2 or more, not {self.max_offset} and "
                 f"{self.horizon}: up to max_offset actions are committed and at least one must be left."
+            )
+        if self.explore and self.guidance != 1:
+            raise ConfigError(
+                f"flow policy: explore goes without guidance, and this is {self.guidance}: nobody knows how probable "
+                "the chunks are that it gives."
             )
         if self.guidance != 1 and not self.advantage:
             raise ConfigError(f"flow policy: guidance {self.guidance} needs `advantage`; 1 is none.")

@@ -75,6 +75,10 @@ class FlowOptions(NetworkOptions, frozen=True):
     """hidden units of a network that edits each chunk as a critic taught it"""
     outlook: int | None = None
     """hidden units of networks that foretell whether the policy will succeed"""
+    explore: Literal["sde", "noise"] | None = None
+    """act by a flow with random steps, which says how probable each chunk was"""
+    explore_noise: float = 0.5
+    """how random that of `sde` is"""
     guidance: float = 1.0
     """how far it is then pushed towards good; 1: not beyond it"""
     predict: Literal["velocity", "action"] | None = None

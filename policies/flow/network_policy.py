@@ -31,6 +31,7 @@ from policies.interface.policy import (
 )
 from policies.interface.trainable import FinetuneConfig, apply_finetuning, initial_seed
 from wire.errors import HalfLoadedError, PolicyError
+from wire.messages.recording import FlowTrace
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, RobotSpec
 
 
@@ -129,9 +130,11 @@ class NetworkPolicy(ABC):
             require_prefix(self.horizon, self.spec, prefix)
             self._require_usable_prefix(prefix)
         seed = seed or self._draw_seed()
-        actions = self._actions(observation, latent, prefix, seed)
         outlook = self._outlook(observation, latent)
-        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed, outlook)
+        explored = self._explore(observation, latent, prefix, seed)
+        actions, trace, log_prob = explored or (self._actions(observation, latent, prefix, seed), None, math.nan)
+        how = outlook, trace, log_prob
+        return chunk(actions, self.spec, self.version, observation, latent, tick, prefix, seed, *how)
 
     def load(self, weights: bytes, version: int) -> None:
         """Take all weights of `version` at once, into the network that is there; a frozen base stays.
@@ -181,6 +184,12 @@ class NetworkPolicy(ABC):
     @abstractmethod
     def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
         """float32[H, da] in the robot's units, from the noise of `seed`"""
+
+    def _explore(
+        self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int
+    ) -> tuple[np.ndarray, FlowTrace, float] | None:
+        """The same, how they came about, and how probable that was; None for a chunk whose probability nobody asks."""
+        return None
 
     def _outlook(self, observation: Observation, latent: Latent) -> float:
         """`ActionChunk.outlook`"""

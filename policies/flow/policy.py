@@ -16,12 +16,15 @@ from policies.common.runtime import Runtime, compiled
 from policies.flow.config import FlowConfig
 from policies.flow.network_policy import NetworkPolicy
 from policies.flow.networks import sampling
+from policies.flow.networks.exploration import count_points, explore, log_density, random_step
 from policies.flow.networks.fast import ADVANTAGES, Conditioning
 from policies.flow.networks.network import FlowNetwork
 from policies.flow.networks.vlm import LORA_TARGETS, instruction_tokenizer
+from policies.interface.capabilities import GOOD
 from policies.interface.policy import Batch
 from policies.interface.trainable import FinetuneConfig
 from wire.errors import InvalidDataError, PolicyError
+from wire.messages.recording import FlowTrace
 from wire.types import Latent, Observation, Prefix, ResidualPolicy, RobotSpec
 
 _PLAIN, _ALL = Runtime(), FinetuneConfig()
@@ -54,6 +57,7 @@ class FlowPolicy(NetworkPolicy):
         self.ticks_ahead = config.ahead
         low, high = spec.action_low(), spec.action_high()
         self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
+        self._exploring = config.explore is not None
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
             self._tokenizer = instruction_tokenizer(directory, config.vlm.words)
@@ -105,6 +109,25 @@ class FlowPolicy(NetworkPolicy):
             if self.config.editor:
                 actions = self._acting.editor(given, actions, weights.repeat_interleave(width, 1)).float()
         return self._own_actions(actions.view(horizon, width)).cpu().numpy()
+
+    def _explore(
+        self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int
+    ) -> tuple[np.ndarray, FlowTrace, float] | None:
+        # what is committed or leaned on is not the flow's own
+        if not self._exploring or (prefix is not None and (prefix.committed or prefix.guided)):
+            return None
+        given, head, draws = self._given(observation, latent), self._acting.noise_head, seeded(seed)
+        noise = torch.randn(1, self.horizon * self.config.action_dim, generator=draws).to(self.device)
+        with self.runtime.autocast():
+            walk = explore(self._acting.fast, self.config, head, given, noise, draws)
+            actions = walk.actions
+            if self.config.editor:
+                actions = self._acting.editor(given, actions).float()
+        age = max(0.0, (observation.time_ns - latent.observed_ns) / self.spec.period_ns)
+        # whoever makes the chunk knows its tick
+        trace = FlowTrace(0, walk.step, walk.points.cpu().numpy(), observation.state, age)
+        own = self._own_actions(actions.view(self.horizon, -1)).cpu().numpy()
+        return own, trace, walk.log_prob
 
     def _outlook(self, observation: Observation, latent: Latent) -> float:
         if not self.config.outlook:
@@ -188,6 +211,42 @@ class FlowPolicy(NetworkPolicy):
         """As `Edits`."""
         network = self.module if module is None else cast(FlowNetwork, module)
         return network.editor(given, actions)
+
+    @property
+    def explores(self) -> str:
+        """As `Explores`."""
+        return self.config.explore or ""
+
+    @property
+    def trace_points(self) -> int:
+        """As `Explores`."""
+        return count_points(self.config)
+
+    def stop_exploring(self) -> None:
+        """As `Explores`."""
+        self._exploring = False
+
+    def trace_log_probability(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """As `Explores`."""
+        network, traces = self.module if module is None else cast(FlowNetwork, module), batch["traces"]
+        # of a ratio of probabilities hardly anything is left in bfloat16
+        with torch.autocast(self.device.type, enabled=False):
+            return self._trace_log_probability(network, batch, traces)
+
+    def _trace_log_probability(self, network: FlowNetwork, batch: Batch, traces: Batch) -> torch.Tensor:
+        given = self.conditioning(batch | {"state": traces["state"], "frame_age": traces["age"]}, network)
+        if self.config.advantage:
+            good = torch.full((len(given.latent), 1), GOOD, device=self.device)
+            given = given._replace(advantage=good)
+        points = to_tensor(traces["points"], self.device)[:, None]
+        first = to_tensor(traces["step"], self.device).float()[:, None, None]
+        total = points.new_zeros(len(points))
+        for step in range(points.shape[2] - 1):
+            x, time = points[:, :, step], (first + step) / self.config.euler_steps
+            v = network.velocity(given, x, time)
+            mean, std = random_step(self.config, network.noise_head, given, x, v, time)
+            total = total + log_density(points[:, :, step + 1], mean, std)[:, 0]
+        return total
 
     @property
     def foretells(self) -> bool:

@@ -96,6 +96,32 @@ class Edits(Protocol):
 
 
 @runtime_checkable
+class Explores(Protocol):
+    """makes chunks by a flow with random steps, and says how probable they are"""
+
+    @property
+    def explores(self) -> str:
+        """How this one does, which is settled when it is made; '' where it does not."""
+        ...
+
+    @property
+    def trace_points(self) -> int:
+        """P of the `FlowTrace` of its chunks"""
+        ...
+
+    def trace_log_probability(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
+        """float32[b]: of a flat batch's `traces`, given where they began. Differentiable in the weights.
+
+        What its own weights say is what `ActionChunk.log_prob` said, but for the rounding of float32.
+        """
+        ...
+
+    def stop_exploring(self) -> None:
+        """From now on `act` follows the flow alone and leaves no traces, as for a measurement."""
+        ...
+
+
+@runtime_checkable
 class Foretells(Protocol):
     """says how likely it succeeds by itself"""
 

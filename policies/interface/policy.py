@@ -10,9 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from wire.errors import InvalidDataError, PolicyError
+from wire.messages.recording import FlowTrace
 from wire.types import ActionChunk, Latent, Observation, PolicyCapabilities, Prefix, ResidualPolicy, RobotSpec
 
 if TYPE_CHECKING:
@@ -192,10 +194,12 @@ def chunk(
     prefix: Prefix | None = None,
     seed: int = 0,
     outlook: float = math.nan,
+    trace: FlowTrace | None = None,
+    log_prob: float = math.nan,
 ) -> ActionChunk:
     """The chunk of float32[H, da] `actions` for `tick` on, clipped to the limits, begun with what `prefix` committed.
 
-    `seed`: of the noise it was made from, 0 for none; `outlook`: see `ActionChunk`. May write into `actions`. Raises
+    `seed`: of the noise it was made from, 0 for none; the others: see `ActionChunk`. May write into `actions`. Raises
     `PolicyError` for actions that are not finite.
     """
     if prefix is not None:
@@ -211,6 +215,8 @@ def chunk(
         latent_observed_ns=latent.observed_ns,
         seed=seed,
         outlook=outlook,
+        trace=None if trace is None else msgspec.structs.replace(trace, first_tick=tick),
+        log_prob=log_prob,
     )
 
 

@@ -101,9 +101,9 @@ class EpisodeRecorder:
             case _ if self._builder is None or self._builder.episode.id != message.episode_id:
                 if message.episode_id != self._lost_episode:
                     self._lost_episode, self._lost_told = message.episode_id, False
-            case StepRecorded(step=step, chunk=chunk, outcome=outcome):
+            case StepRecorded(step=step, chunk=chunk, outcome=outcome, trace=trace):
                 self._step_ns = self._clock.now_ns()
-                if (segment := self._builder.step(step, chunk, outcome)) is not None:
+                if (segment := self._builder.step(step, chunk, outcome, trace)) is not None:
                     self._put(segment, self._builder.broken_off())
             case EpisodeEnded(outcome=outcome, ended_ns=ended_ns, terminal=terminal, awaits_verdict=True):
                 self._builder.await_verdict(outcome, ended_ns, terminal)

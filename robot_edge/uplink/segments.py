@@ -11,6 +11,7 @@ import numpy as np
 
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames, RecordedChunk, Segment, TerminalObservation
+from wire.messages.recording import FlowTrace
 from wire.types import Episode, EpisodeOutcome, Step
 
 
@@ -31,6 +32,7 @@ class SegmentBuilder:
         self._index = 0
         self._steps: list[Step] = []
         self._chunks: list[RecordedChunk] = []
+        self._traces: list[FlowTrace] = []
         self._frames: dict[str, deque[tuple[int, bytes]]] = {}
         self._outcome = ""
         self._ended: tuple[int, TerminalObservation | None] | None = None
@@ -41,9 +43,12 @@ class SegmentBuilder:
         self._frames.setdefault(camera, deque()).append((time_ns, jpeg))
         return jpeg
 
-    def step(self, step: Step, chunk: RecordedChunk | None = None, outcome: str = "") -> Segment | None:
-        """Add a step, the chunk it is the first to act by, and how the episode ended with it; the segment before it
-        when that one is full, or when ticks between the two were not recorded: those of a segment follow each other.
+    def step(
+        self, step: Step, chunk: RecordedChunk | None = None, outcome: str = "", trace: FlowTrace | None = None
+    ) -> Segment | None:
+        """Add a step, the chunk it is the first to act by with its trace, and how the episode ended with it; the
+        segment before it when that one is full, or when ticks between the two were not recorded: those of a segment
+        follow each other.
         """
         full = len(self._steps) >= self._max_steps
         gap = bool(self._steps) and step.tick != self._steps[-1].tick + 1
@@ -51,6 +56,8 @@ class SegmentBuilder:
         self._steps.append(step)
         if chunk is not None:
             self._chunks.append(chunk)
+        if trace is not None:
+            self._traces.append(trace)
         self._outcome = outcome
         return segment
 
@@ -103,6 +110,7 @@ class SegmentBuilder:
     ) -> Segment:
         steps, self._steps = self._steps, []
         chunks, self._chunks = tuple(self._chunks), []
+        traces, self._traces = tuple(self._traces), []
         frames = {}
         for camera, queue in self._frames.items():
             # The frame that only the step to come refers to goes with that step's segment.
@@ -141,6 +149,7 @@ class SegmentBuilder:
             frames=frames,
             terminal=terminal,
             chunks=chunks,
+            traces=traces or msgspec.UNSET,
             recovery=recovery if recovery.any() else msgspec.UNSET,
         )
         self._index += 1

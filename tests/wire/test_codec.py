@@ -16,6 +16,7 @@ from wire.codec import decode, encode
 from wire.errors import MessageTooLargeError, ProtocolError
 from wire.messages.gateway import Ack, Heartbeat, Hello, RecordedChunk, Segment, TerminalObservation, WeightBytes
 from wire.messages.local import ChunkReply, ChunkRequest, EpisodeEnded, StepRecorded
+from wire.messages.recording import FlowTrace
 from wire.types import Observation
 
 GOLDEN_SEGMENT = "743d3aac89149b88"
@@ -58,6 +59,17 @@ def test_what_an_episode_led_to_and_the_chunks_it_was_made_of_come_along() -> No
     step, end = map(decode, recorded)
     assert isinstance(step, StepRecorded) and step.chunk is not None and step.chunk.seed == 2**31
     assert isinstance(end, EpisodeEnded) and end.terminal is not None
+
+
+def test_how_a_chunk_came_about_travels_and_what_was_recorded_before_has_none() -> None:
+    trace = FlowTrace(0, 1, np.arange(128, dtype=np.float32).reshape(2, 64), np.ones(4, np.float32), 2.5)
+    plain = whole_segment()
+    explored = msgspec.structs.replace(plain, traces=(trace,))
+    (came,) = decode(encode(explored)).traces
+    assert (came.first_tick, came.step, came.age_ticks) == (0, 1, 2.5)
+    assert np.array_equal(came.points, trace.points) and np.array_equal(came.state, trace.state)
+    assert len(encode(explored)) - len(encode(plain)) < 4 * (128 + 4) + 60
+    assert decode(encode(plain)).traces is msgspec.UNSET and b"traces" not in encode(plain)
 
 
 def test_a_segment_recorded_before_there_were_terminal_observations_is_read() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from wire.messages import LARGE_BYTES, SHOWN_BYTES, Message
 from wire.messages.recording import CameraFrames as CameraFrames
+from wire.messages.recording import FlowTrace
 from wire.messages.recording import RecordedChunk as RecordedChunk
 from wire.messages.recording import TerminalObservation as TerminalObservation
 from wire.messages.relaying import FetchPictures as FetchPictures
@@ -107,6 +108,8 @@ class Segment(Message, frozen=True, eq=False):
     """of the last segment; None when nobody could look any more"""
     chunks: tuple[RecordedChunk, ...] = ()
     """those of which a step of this segment was the first to execute an action"""
+    traces: tuple[FlowTrace, ...] | msgspec.UnsetType = msgspec.UNSET
+    """of those of `chunks` whose policy explores; not there where none does"""
     recovery: np.ndarray | msgspec.UnsetType = msgspec.UNSET
     """bool[T]: by which steps a person only brought the robot back; not there where it is none, as it never was before
     people could say so"""

@@ -9,6 +9,7 @@ import numpy as np
 
 from wire.messages import LARGE_BYTES, Message
 from wire.messages.gateway import OperatorCommand, RecordedChunk, TerminalObservation
+from wire.messages.recording import FlowTrace
 from wire.types import ActionChunk, Episode, Frame, Latent, Observation, PolicyVersion, Prefix, ResidualPolicy, Step
 
 
@@ -154,6 +155,8 @@ class StepRecorded(Message, frozen=True, eq=False):
     """the policy's action came from it, as the first of it"""
     outcome: str = ""
     """how the episode ended with it; '' while it goes on, or was broken off"""
+    trace: FlowTrace | None = None
+    """of `chunk`, if its policy explores"""
 
 
 class FrameRecorded(Message, frozen=True, eq=False):

@@ -17,6 +17,21 @@ class CameraFrames(msgspec.Struct, frozen=True, eq=False, omit_defaults=True):
     """of pictures that are held back, 32 bytes each: F of them one after the other; b'' where the pictures are here"""
 
 
+class FlowTrace(msgspec.Struct, frozen=True, eq=False, array_like=True):
+    """How a policy that explores came from noise to a chunk: what its probability is of, and what it was made from."""
+
+    first_tick: int
+    """of its chunk"""
+    step: int
+    """the first of its random steps, of those from noise to actions"""
+    points: np.ndarray
+    """float32[P, H * da]: what the first random step began with, and where that one and those after it led"""
+    state: np.ndarray
+    """float32[ds]: the robot's at the first action, as it was foretold"""
+    age_ticks: float
+    """of what the slow path saw, at the first action"""
+
+
 class RecordedChunk(msgspec.Struct, frozen=True, eq=False, array_like=True):
     """An action chunk as the policy made it."""
 

@@ -166,13 +166,19 @@ class CriticUpdates(Algorithm):
         return select_rows(batch | {"mask": batch["imitable"]}, people) if len(people) else None
 
     def learn_values(
-        self, step: UpdateStep, batch: Batch, features: torch.Tensor, steps: StepOutcomes, metrics: Metrics
+        self,
+        step: UpdateStep,
+        batch: Batch,
+        features: torch.Tensor,
+        steps: StepOutcomes,
+        metrics: Metrics,
+        judged: tuple[np.ndarray, JudgedChunks] | None = None,
     ) -> bool:
-        """One step of the critic; whether it could be made."""
+        """One step of the critic; whether it could be made. `judged`: what `judge` gave, where it was asked already."""
         import torch
 
         with torch.no_grad():
-            usable, chunks = self.judge(step, batch, features, steps)
+            usable, chunks = judged or self.judge(step, batch, features, steps)
         if not len(chunks.targets):
             return True
         said: list[torch.Tensor] = []

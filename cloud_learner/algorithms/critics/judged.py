@@ -33,15 +33,19 @@ def is_judged(outcome: np.ndarray) -> np.ndarray:
     return (outcome == _SUCCESS) | (outcome == _FAILURE)
 
 
-def taught_or_judged(own_weight: float, recovery_weight: float, mix: TaskMix) -> SamplingDistribution:
+def taught_or_judged(own_weight: float, recovery_weight: float, mix: TaskMix, max_lag: int = 0) -> SamplingDistribution:
     """Everybody's steps; the policy's own count, `own_weight` for each of a person, once it is known whether their
-    episode succeeded. `recovery_weight`: of a step by which a person brought the robot back."""
+    episode succeeded, and until it is more than `max_lag` versions behind the newest; 0: for ever. `recovery_weight`:
+    of a step by which a person brought the robot back."""
 
     def weigh(runs: StepRuns, moment: Moment) -> np.ndarray:
         own = rollout_steps(actor_index(runs.actor), runs.demonstration)
-        return np.where(own, own_weight * is_judged(runs.outcome), 1.0)
+        counts = is_judged(runs.outcome)
+        if max_lag:
+            counts &= moment.newest_version - runs.version.astype(np.int64) <= max_lag
+        return np.where(own, own_weight * counts, 1.0)
 
-    return uniform(factors=(Factor(weigh, by_version=False), by_recovery(recovery_weight)), mix=mix)
+    return uniform(factors=(Factor(weigh, by_version=max_lag > 0), by_recovery(recovery_weight)), mix=mix)
 
 
 class StepOutcomes(NamedTuple):

@@ -10,8 +10,19 @@ import msgspec
 from cloud_learner.buffer.sampling.target import SamplingDistribution
 from wire.errors import ConfigError
 
-_NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0), ("n_step", 0))
-_FREE = ("fresh_bytes", "max_echo", "workers", "prefetch", "lead", "target", "samples_per_insert", "rank", "world")
+_NOT_NEGATIVE = (("max_offset", 0), ("history", 0), ("workers", 0), ("prefetch", 0), ("n_step", 0), ("traces", 0))
+_FREE = (
+    "fresh_bytes",
+    "max_echo",
+    "workers",
+    "prefetch",
+    "lead",
+    "target",
+    "samples_per_insert",
+    "rank",
+    "world",
+    "traces",
+)
 """settings that plans may go on with when they are others; of `until_row` a sampler's state says what was there"""
 
 
@@ -42,6 +53,8 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """discount of a tick, with `n_step`"""
     labels: tuple[str, ...] = ()
     """names of `Ledger.put_step_labels` to bring"""
+    traces: int = 0
+    """bring the `traces` of chunks with so many points, each from its chunk's first step on; 0: none"""
     later: bool = False
     """bring `later_index` and `later_state`, for a network that corrects single actions"""
     seed: int = 0
@@ -87,6 +100,11 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.n_step and self.ticks_per_frame > 1:
             raise ConfigError(
                 "dataset: n_step goes with ticks_per_frame 1, for each sample has an observation after it: set "
+                "training.ticks_per_frame=1."
+            )
+        if self.traces and self.ticks_per_frame > 1:
+            raise ConfigError(
+                "dataset: traces go with ticks_per_frame 1, for a chunk has one step at which it begins: set "
                 "training.ticks_per_frame=1."
             )
         if not 0 < self.gamma <= 1:

@@ -8,21 +8,33 @@ is read as far as its windows may reach.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 import simplejpeg
 
-from cloud_learner.buffer.control import arrival_lag, marked_actor
+from cloud_learner.buffer.check import traces_of
+from cloud_learner.buffer.control import POLICY, arrival_lag, marked_actor
 from cloud_learner.buffer.loading.cache import Rows
-from cloud_learner.buffer.loading.layout import AFTER_END, NO_FRAME, TERMINATED, TRUNCATED, UNREADABLE_FRAME, Layout
+from cloud_learner.buffer.loading.layout import (
+    AFTER_END,
+    NO_FRAME,
+    NO_TRACE,
+    TERMINATED,
+    TRUNCATED,
+    UNREADABLE_FRAME,
+    Layout,
+)
 from cloud_learner.buffer.store.store import ReadResult
 from wire.messages.gateway import Segment
 
 CARRY_BACK = 16
 """how many segments back a frame that a step saw is looked for"""
+
+_ROUNDING_NS = 1000
+"""of a time that was told as ticks"""
 
 Read = Callable[[Sequence[int]], ReadResult]
 """The segments of ledger rows; rows that are gone are simply absent. Raises `StorageError`."""
@@ -191,12 +203,40 @@ def records_of(
         own["label"] = labels
     for c, camera in enumerate(layout.cameras):
         own["frame_time"][:, c] = segment.frame_times_ns[camera]
+    if layout.config.traces:
+        found["trace_step"] = NO_TRACE
+        _put_traces(own, segment, layout)
     if layout.cameras:
         own["frame_age"] = (segment.times_ns - own["frame_time"].min(1)) / layout.period_ns
     if after_end is not None:
         found["state"][-1], found["end"][-1] = after_end.state, AFTER_END
         found["frame_time"][-1] = [after_end.frame_times_ns[camera] for camera in layout.cameras]
     return found
+
+
+def _put_traces(own: np.ndarray, segment: Segment, layout: Layout) -> None:
+    """Write the traces of a segment's chunks to their first steps in its record[T], if they have as many points as are
+    asked for, and their probability is known."""
+    chunks = {chunk.first_tick: chunk for chunk in segment.chunks}
+    begun = Counter(chunk.first_tick for chunk in segment.chunks)
+    for trace in traces_of(segment):
+        chunk = chunks[trace.first_tick]
+        if begun[trace.first_tick] > 1:
+            # steps say the tick of their chunk, and there are two
+            continue
+        if trace.points.shape != own.dtype["trace_points"].shape or not np.isfinite(chunk.log_prob):
+            continue
+        by_it = np.flatnonzero((segment.chunk_tick == chunk.first_tick) & (segment.actor == POLICY))
+        if not len(by_it):
+            continue
+        first = by_it[0]
+        own["chunk_back"][by_it] = by_it - first
+        own["trace_points"][first], own["trace_state"][first] = trace.points, trace.state
+        own["trace_age"][first], own["trace_step"][first] = trace.age_ticks, trace.step
+        own["trace_log_prob"][first] = chunk.log_prob
+        if layout.cameras:
+            looked_ns = chunk.observed_ns - round(trace.age_ticks * layout.period_ns) + _ROUNDING_NS
+            own["trace_lead"][first] = (own["frame_time"][: first + 1].min(1) > looked_ns).sum()
 
 
 class _Seen(msgspec.Struct, frozen=True, eq=False):

@@ -16,6 +16,8 @@ NO_FRAME = -1
 """in place of a frame's number: no window starts here, or the frame never came"""
 UNREADABLE_FRAME = -2
 """in place of a frame's number: its bytes cannot be decoded"""
+NO_TRACE = -1
+"""in place of the first random step of a chunk's trace: there is none"""
 TERMINATED, TRUNCATED, AFTER_END = 1, 2, 3
 """what `end` says of a step, 0 where the episode goes on; the last: of the observation after the last step"""
 
@@ -48,6 +50,7 @@ class Layout:
                 ("continues", np.bool_),
                 # no memory is taken for what nobody asks about
                 *([("arrival_lag", np.int32)] if config.target.staleness else []),
+                *(self._trace_fields() if config.traces else []),
                 ("frame", np.int32, (len(self.cameras),)),
                 # what follows is not kept: where windows may begin, and when the frames were taken
                 ("eligible", np.bool_),
@@ -64,6 +67,20 @@ class Layout:
         }
         """type and shape of one step's value by column of the step cache"""
         self.row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self.columns.values())
+
+    def _trace_fields(self) -> list[tuple[str, type, tuple[int, ...]]]:
+        """Of a chunk's trace at its first step, how many steps before it those frames were the newest that the chunk
+        was made from, and how many steps before each its chunk's first step is."""
+        points = self.config.traces, self.config.horizon * self.action_dim
+        return [
+            ("trace_points", np.float32, points),
+            ("trace_state", np.float32, (self.state_dim,)),
+            ("trace_age", np.float32, ()),
+            ("trace_log_prob", np.float32, ()),
+            ("trace_step", np.int16, ()),
+            ("trace_lead", np.int16, ()),
+            ("chunk_back", np.int16, ()),
+        ]
 
     def frame_bytes(self, shape: int) -> int:
         return int(np.prod(self.shapes[shape]))

@@ -38,6 +38,7 @@ A batch is a dict of:
 | `labels` | {name: float32[b]} | on request: written back by a job (`Ledger.put_step_labels`), nan for nothing |
 | `later_index` | int64[b] | on request: i, any of the actions that `mask` keeps, 0 if there is none |
 | `later_state` | float32[b, ds] | on request: the whole state before action i |
+| `traces` | {name: [b, ...]} | on request: of the chunk that the window begins with, see below |
 | `past_state` | float32[b, n, ds] | on request: `state` 1 to n ticks before the first action, the oldest first |
 | `past_images` | {camera: uint8[b, n, h, w, 3]} | on request: what was seen 1 to n ticks before `images`, likewise |
 
@@ -47,6 +48,11 @@ A grouped batch has k steps behind each image as a second axis, [b, k, ...] for 
 With `n_step`, the target of a value is n_step_return + discount * V(next), n-step returns as in Sutton and Barto 2018,
 eq. 12.1. An episode that terminates has no value after it; one that was truncated is bootstrapped from the observation
 after its last step, or where none was recorded from the last there is.
+
+With `traces`, a window that was drawn at a later step of a chunk which has one (`FlowTrace`) begins at the first step
+of the segment that the policy did by it, with the frames that the chunk was made from; so a chunk counts by its
+executed steps. They are `points` float32[b, P, H * da], `state` float32[b, ds], `age` float32[b], `step` int16[b], -1
+where there is none, and `log_prob` float32[b].
 
 The past reaches back over the segments of an episode, whoever acted. Before the oldest step that is known it is that
 step again, and a frame that never came is the one after it.
@@ -68,7 +74,7 @@ import numpy as np
 
 from cloud_learner.buffer.control import POLICY, actor_index, by_human, is_recovery
 from cloud_learner.buffer.loading.cache import StepCache
-from cloud_learner.buffer.loading.layout import TERMINATED, TRUNCATED, Layout
+from cloud_learner.buffer.loading.layout import NO_TRACE, TERMINATED, TRUNCATED, Layout
 from cloud_learner.buffer.sampling.target import Moment, StepRuns, imitable_steps
 
 Batch = dict[str, object]
@@ -146,8 +152,12 @@ class WindowReader:
         # what weighs nothing for its lag is no step to choose from in the first place
         uneven = target.factors or (target.staleness and target.staleness.weight)
         weigh = self._weigh(draws, newest_version) if uneven else None
+        if config.traces:
+            draws, rows, lead = self._begin_with_chunks(draws, rows)
         seen = self._spread(rows, draws["offset"], rng, weigh) if config.ticks_per_frame > 1 else rows
         delta = self._postpone(seen, draws["online"], rng, weigh) if config.max_offset else np.zeros_like(seen)
+        if config.traces:
+            delta = np.where(lead >= 0, lead, delta)
         index = rng.integers(0, np.clip(columns["run"][seen + delta], 1, config.horizon)) if config.later else delta
         own = config.own_rows(len(rows))
         draws, rows, seen, delta, index = draws[own], rows[own], seen[own], delta[own], index[own]
@@ -161,10 +171,10 @@ class WindowReader:
             return_after, last = return_after[:, None], last[:, None]
             tick = tick[:, None] + (seen - rows[:, None])
         start, age, to_go = seen, columns["frame_age"][seen], columns["later_reward"][seen]
-        if config.max_offset:
+        if config.max_offset or config.traces:
             start, tick, age = seen + delta, tick + delta, age + delta
             # the step may lie behind its segment's end, where no sum is known
-            passed = np.arange(config.max_offset)
+            passed = np.arange(max(config.max_offset, delta.max(initial=0)))
             reward = np.take(columns["reward"], seen[..., None] + passed, mode="clip")
             to_go = to_go - np.where(passed < delta[..., None], reward, 0.0).sum(-1, dtype=np.float64)
             batch["seen_state"] = slot.take("seen_state", columns["state"], rows)
@@ -197,6 +207,12 @@ class WindowReader:
         if config.labels:
             values = slot.take("labels", columns["label"], start)
             batch["labels"] = {name: values[..., number] for number, name in enumerate(config.labels)}
+        if config.traces:
+            names = ("points", "state", "age", "step", "log_prob")
+            batch["traces"] = traces = {
+                name: slot.take(f"traces/{name}", columns[f"trace_{name}"], start) for name in names
+            }
+            traces["step"][lead[own] < 0] = NO_TRACE
         if config.n_step:
             self._add_transition(batch, rows, start, slot)
         if config.later:
@@ -222,6 +238,20 @@ class WindowReader:
             point = rng.random((len(rows), ticks)) * until[:, -1:]
             number = np.minimum((until[:, None, :] <= point[..., None]).sum(-1), mates - 1)
         return first[:, None] + columns["eligible_offset"][group + number]
+
+    def _begin_with_chunks(self, draws: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(DRAW[b], rows int64[b] whose frames are shown, int64[b] by how much later windows begin, -1 where no chunk
+        that has a trace begins)."""
+        columns = self._pool.columns
+        first = rows - columns["chunk_back"][rows]
+        lead = columns["trace_lead"][first].astype(np.int64)
+        begun = rows - draws["offset"]
+        seen = np.maximum(first - lead, begun)
+        # the frames of steps before the segment are not here, and not those of which nothing begins
+        traced = (columns["trace_step"][first] >= 0) & (first - lead >= begun) & (columns["mates"][seen] > 0)
+        draws, shown = draws.copy(), np.where(traced, seen, rows)
+        draws["offset"] += shown - rows
+        return draws, shown, np.where(traced, lead, -1)
 
     def _postpone(
         self, start: np.ndarray, online: np.ndarray, rng: np.random.Generator, weigh: Weigh | None

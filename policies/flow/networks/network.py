@@ -15,6 +15,7 @@ from policies.common.batches import count_kept
 from policies.common.normalizer import Normalizer
 from policies.flow.config import FlowConfig
 from policies.flow.networks.editor import ChunkEditor
+from policies.flow.networks.exploration import NoiseHead
 from policies.flow.networks.fast import Conditioning, FastMLP
 from policies.flow.networks.outlook import Outlook
 from policies.flow.networks.residual import Residual
@@ -53,6 +54,7 @@ class FlowNetwork(nn.Module):
             self.residual = Residual(config, self.latent_width)
         if config.outlook:
             self.outlook = Outlook(config, self.latent_width)
+        self.noise_head = NoiseHead(config, self.latent_width) if config.explore == "noise" else None
         if config.editor:
             self.editor = ChunkEditor(config, self.latent_width)
 

@@ -7,6 +7,9 @@ from policies.flow.config import FlowConfig, Positive
 from wire.errors import ConfigError
 from wire.types import RobotSpec
 
+_OWN_PARTS = ("transformer", "vlm", "pooler", "residual", "advantage", "editor", "outlook", "explore")
+"""of a network for robots of one shape"""
+
 
 class SharedConfig(FlowConfig, frozen=True, kw_only=True):
     """A small flow network of fixed width. `state_dim` and `action_dim` are columns: there must be one for each name
@@ -26,7 +29,7 @@ class SharedConfig(FlowConfig, frozen=True, kw_only=True):
     def require(self) -> None:
         """Raise `ConfigError` for values that cannot work, whatever the robot."""
         super().require()
-        for name in ("transformer", "vlm", "pooler", "residual", "advantage", "editor", "outlook", "online_statistics"):
+        for name in (*_OWN_PARTS, "online_statistics"):
             if getattr(self, name):
                 raise ConfigError(f"shared flow policy: it has no `{name}`; leave it out, or train one policy a robot.")
 

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from hal.interfaces.robot import Feedback
@@ -16,6 +17,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from wire.errors import InvalidDataError, MessageTooLargeError
 from wire.messages.gateway import RecordedChunk, TerminalObservation
 from wire.messages.local import EpisodeEnded, EpisodeJudged, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.recording import FlowTrace
 from wire.transport.channel import Channel
 from wire.transport.frame_ring import private, without_preview
 from wire.types import ActionChunk, Actor, Episode, EpisodeOutcome, Observation, RobotSpec, Step
@@ -156,7 +158,8 @@ class EpisodeTracker:
             recovery=self.intervention.step(actor, by_person=not own),
         )
         try:
-            self.recorder.step(observation, step, self._first_use(mode, chunk, made), outcome)
+            first = self._first_use(mode, chunk, made)
+            self.recorder.step(observation, step, first, outcome, made.trace if first is not None and made else None)
         except InvalidDataError as error:
             # Nothing is recorded that was not seen.
             self._notify("hold", f"the episode ends: {error}")
@@ -231,8 +234,16 @@ class StepRecorder:
         self._frame_ns = {}
         self._put(EpisodeStarted(episode))
 
-    def step(self, observation: Observation, step: Step, chunk: RecordedChunk | None = None, outcome: str = "") -> None:
-        """Record one tick, the chunk it is the first to act by, and the episode's outcome if that is known with it.
+    def step(
+        self,
+        observation: Observation,
+        step: Step,
+        chunk: RecordedChunk | None = None,
+        outcome: str = "",
+        trace: FlowTrace | None = None,
+    ) -> None:
+        """Record one tick, the chunk it is the first to act by with its trace, and the episode's outcome if that is
+        known with it.
 
         Frames not yet recorded go first, so that a step never refers to what did not come.
 
@@ -241,7 +252,9 @@ class StepRecorder:
         assert self._episode is not None
         self._put_frames(self._episode, observation)
         self._step_ns = step.time_ns
-        self._put(StepRecorded(self._episode.id, step, chunk, outcome))
+        if trace is not None and chunk is not None:
+            trace = msgspec.structs.replace(trace, first_tick=chunk.first_tick)
+        self._put(StepRecorded(self._episode.id, step, chunk, outcome, trace))
 
     def end(
         self, outcome: str, now_ns: int, observation: Observation | None = None, *, awaits_verdict: bool = False

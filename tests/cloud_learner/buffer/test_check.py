@@ -2,10 +2,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size
+from cloud_learner.buffer.check import check_frames, check_names, check_steps, jpeg_size, segment_bytes
 from tests.cloud_learner.buffer.synthetic import fake_episode, fake_jpeg, fake_spec
 from wire.errors import InvalidDataError
 from wire.messages.gateway import ACTORS, CameraFrames
+from wire.messages.recording import FlowTrace
 
 SPEC = fake_spec(2)
 FIRST, SECOND, LAST = fake_episode(SPEC, "e", steps=200)
@@ -195,6 +196,32 @@ def test_only_the_last_segment_may_bring_a_terminal_observation():
 def test_a_chunk_must_be_one_of_the_robot_that_a_step_of_the_segment_executed(change, says):
     with pytest.raises(InvalidDataError, match=says):
         _check(replace(FIRST, chunks=(replace(FIRST.chunks[0], **change), *FIRST.chunks[1:])), {})
+
+
+TRACE = FlowTrace(
+    FIRST.chunks[0].first_tick, 1, np.ones((2, 64), np.float32), np.zeros(SPEC.state_dim, np.float32), 1.0
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"points": np.ones((2, 63), np.float32)}, "trace 0: points is <f4.2, 63., expected <f4.2, 64."),
+        ({"points": np.full((2, 64), np.nan, np.float32)}, "trace 0: points is not finite"),
+        ({"state": np.zeros(1, np.float32)}, "trace 0: state"),
+        ({"step": -1}, "trace 0: step -1"),
+        ({"age_ticks": float("inf")}, "trace 0: step 1 of an age of inf"),
+        ({"first_tick": 3}, "trace 0 of tick 3: no chunk of the segment is of it"),
+    ],
+)
+def test_how_a_chunk_came_about_must_fit_it(change, says):
+    def with_trace(trace):
+        return replace(FIRST, traces=(trace,))
+
+    _check(with_trace(TRACE), {})
+    assert segment_bytes(with_trace(TRACE)) == segment_bytes(FIRST) + TRACE.points.nbytes + TRACE.state.nbytes
+    with pytest.raises(InvalidDataError, match=says):
+        _check(with_trace(replace(TRACE, **change)), {})
 
 
 def test_jpeg_size_never_fails_on_garbage():

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from cloud_learner.buffer.check import traces_of
 from hal.drivers.fake import FAKE_TASKS, FakeConfig, Faults
 from hal.interfaces.robot import Feedback
 from robot_edge.chunking.config import ChunkingConfig
@@ -15,6 +16,7 @@ from robot_edge.control.mode import HoldReason, Mode
 from robot_edge.uplink.segments import SegmentBuilder
 from tests import samples
 from tests.robot_edge.control.test_loop import Bench
+from wire.codec import decode, encode
 from wire.errors import InvalidDataError, RobotDisconnectedError
 from wire.messages import Message
 from wire.messages.gateway import (
@@ -26,6 +28,7 @@ from wire.messages.gateway import (
     VersionActivated,
 )
 from wire.messages.local import EpisodeEnded, EpisodeLost, EpisodeStarted, FrameRecorded, StepRecorded
+from wire.messages.recording import FlowTrace
 
 LENGTH = 30
 """of an episode of `Bench`, in ticks"""
@@ -49,8 +52,8 @@ def segments(said: list[Message]) -> list[Segment]:
                 builder = SegmentBuilder(episode, 20)
             case FrameRecorded(camera=camera, frame=frame):
                 builder.frame(camera, frame.time_ns, frame.image)
-            case StepRecorded(step=step, chunk=chunk):
-                found.append(builder.step(step, chunk))
+            case StepRecorded(step=step, chunk=chunk, trace=trace):
+                found.append(builder.step(step, chunk, trace=trace))
             case EpisodeEnded(outcome=outcome, ended_ns=ended_ns, terminal=terminal):
                 found.append(builder.end(outcome, ended_ns, terminal))
     return [segment for segment in found if segment is not None]
@@ -310,6 +313,23 @@ def test_each_chunk_is_recorded_once_with_the_first_step_that_executed_an_action
     assert [c.first_tick for segment in by_segment for c in segment.chunks] == [c.first_tick for c in found]
     for segment in by_segment:
         assert {chunk.first_tick for chunk in segment.chunks} <= set(segment.chunk_tick.tolist())
+
+
+def test_how_a_chunk_came_about_is_recorded_with_it_and_once() -> None:
+    bench = Bench(max_ticks=500)
+    bench.trace = FlowTrace(0, 2, np.ones((2, 64), np.float32), np.zeros(4, np.float32), 1.5)
+    bench.ready().tick(60)
+    by_segment = [decode(encode(segment)) for segment in segments(bench.said)]
+    assert len([chunk for segment in by_segment for chunk in segment.chunks]) > 2
+    for segment in by_segment:
+        assert {(chunk.seed, chunk.log_prob) for chunk in segment.chunks} <= {(7, -2.5)}
+        assert [one.first_tick for one in traces_of(segment)] == [chunk.first_tick for chunk in segment.chunks]
+        for one in traces_of(segment):
+            assert (one.step, one.age_ticks) == (2, 1.5)
+            np.testing.assert_array_equal(one.points, bench.trace.points)
+            np.testing.assert_array_equal(one.state, bench.trace.state)
+    plain = segments(Bench(max_ticks=500).ready().tick(60).said)
+    assert plain and all(segment.traces is msgspec.UNSET for segment in plain)
 
 
 def test_chunks_of_which_nothing_was_executed_are_not_recorded() -> None:

@@ -28,6 +28,7 @@ from wire.messages.local import (
     FrameRecorded,
     StepRecorded,
 )
+from wire.messages.recording import FlowTrace
 from wire.transport.memory_channel import memory_pair
 from wire.types import ActionChunk, Actor, Step
 
@@ -60,6 +61,8 @@ class Bench:
         """episodes that inference heard of"""
         self.answer: np.ndarray | None = np.zeros(4, np.float32)
         """the action of every chunk; None: inference is silent"""
+        self.trace: FlowTrace | None = None
+        """of every chunk"""
 
     def ready(self) -> Bench:
         self.uplink.send(Job("j", FAKE_TASKS, 500_000))
@@ -77,7 +80,7 @@ class Bench:
                 self.asked.append(request)
                 if self.answer is not None:
                     actions = np.tile(self.answer, (16, 1)).astype(np.float32)
-                    chunk = ActionChunk(actions, request.first_tick, 12_500_000, 3, 0, 0)
+                    chunk = ActionChunk(actions, request.first_tick, 12_500_000, 3, 0, 0, 7, -2.5, trace=self.trace)
                     self.inference.send(ChunkReply(chunk, tick=request.tick))
             while (message := self.uplink.recv()) is not None:
                 self.said.append(message)

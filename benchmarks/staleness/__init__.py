@@ -1,0 +1,1 @@
+"""How well a fleet learns from what versions long gone did."""
