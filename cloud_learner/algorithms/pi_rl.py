@@ -3,7 +3,8 @@
 pi_RL (2025, arXiv 2510.25889) learns a policy that flows by PPO. The robot makes some steps from noise to actions
 random (`policies.flow.networks.exploration`: one of them, Flow-SDE, or all by a learned noise, Flow-Noise), and what it
 drew travels with the chunk, so that its probability under other weights can be computed. With r, how much more probable
-a chunk's random steps have become, and A, what it led to beyond what was expected there,
+a chunk's random steps have become, each on average (the geometric mean, as in GSPO, arXiv 2507.18071: a bound on all of
+them together stops a chunk of five at a fifth of the way), and A, what it led to beyond what was expected there,
 
     loss = -min(r A, clip(r, 1 - c, 1 + c) A),   where A < 0 at most -d A   (arXiv 1707.06347, eq. 7; 1912.09729, eq. 5)
 
@@ -61,7 +62,7 @@ class PiRl(CriticConfig):
     level: float = 0.5
     """which quantile of V stands for what comes after a chunk: what the policy does, not the best of it"""
     clip: float = 0.2
-    """c: how much more or less probable a chunk may become before that is not worth anything more"""
+    """c: how much more or less probable a random step may become before that is not worth anything more"""
     dual_clip: float = 3.0
     """d: how many times its advantage a bad chunk that has become far more probable may count"""
     imitation_weight: float = 0.5
@@ -205,7 +206,8 @@ class PiRlUpdates(CriticUpdates):
         if explored is not None:
             share = effective_share(explored.now - explored.behaviour)
             worth = math.sqrt(share) if config.scaled else 1.0
-            changed = (explored.now - explored.proximal).exp()
+            random_steps = explored.batch["traces"]["points"].shape[1] - 1
+            changed = ((explored.now - explored.proximal) / random_steps).exp()
             metrics["effective_share"] = share
             metrics["clipped_share"] = ((changed - 1).abs() > config.clip).float().mean().item()
 
@@ -216,7 +218,8 @@ class PiRlUpdates(CriticUpdates):
                 return parts["loss"]
             _, behaviour, proximal, _, advantages = explored
             now = self._flow.trace_log_probability(explored.batch)
-            losses = clipped_losses(now, proximal, behaviour, advantages, config.clip, config.dual_clip)
+            random_steps = explored.batch["traces"]["points"].shape[1] - 1
+            losses = clipped_losses(now, proximal, behaviour, advantages, config.clip, config.dual_clip, random_steps)
             parts["surrogate"] = total = losses.mean()
             return worth * total + config.imitation_weight * parts["loss"] if taught is not None else total
 
@@ -235,12 +238,14 @@ def clipped_losses(
     advantages: torch.Tensor,
     clip: float,
     dual_clip: float,
+    random_steps: int = 1,
 ) -> torch.Tensor:
-    """float32[n] of log-probabilities float32[n] and `advantages` float32[n]: see the module."""
+    """float32[n] of log-probabilities float32[n], each of so many `random_steps`, and `advantages` float32[n]: see the
+    module."""
     import torch
 
     weight = (proximal - behaviour).clamp(max=_LARGEST_LOG_RATIO).exp().clamp(max=_LARGEST_WEIGHT)
-    ratio = (now - proximal).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
+    ratio = ((now - proximal) / random_steps).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)
     return -weight * gain

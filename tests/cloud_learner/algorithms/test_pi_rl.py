@@ -91,26 +91,31 @@ def alike(one: Learner, other: Learner) -> bool:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_what_a_loop_over_its_cases_says() -> None:
+@pytest.mark.parametrize("random_steps", [1, 5])
+def test_the_loss_is_what_a_loop_over_its_cases_says(random_steps: int) -> None:
     rng = np.random.default_rng(0)
     now, proximal, behaviour, advantages = rng.normal(0, 1.2, (4, 400))
     now[:4], proximal[:4], behaviour[:4] = (500, -500, 0, 0), (0, 0, 500, -500), (0, 0, 0, 0)
     expected = []
     for new, near, old, gain in zip(now, proximal, behaviour, advantages, strict=True):
-        ratio, weight = math.exp(min(20, max(-20, new - near))), min(2.0, math.exp(min(20, near - old)))
+        ratio, weight = (
+            math.exp(min(20, max(-20, (new - near) / random_steps))),
+            min(2.0, math.exp(min(20, near - old))),
+        )
         cut = min(1.2, max(0.8, ratio))
         worth = min(ratio * gain, cut * gain)
         if gain < 0:
             worth = max(worth, 3.0 * gain)
         expected.append(-weight * worth)
     given = [torch.tensor(one, requires_grad=True) for one in (now, proximal, behaviour, advantages)]
-    found = clipped_losses(*given, 0.2, 3.0)
+    found = clipped_losses(*given, 0.2, 3.0, random_steps)
     np.testing.assert_allclose(found.detach(), expected, rtol=1e-9)
     found.sum().backward()
     assert given[0].grad.isfinite().all()
-    ratios = np.exp(now - proximal)
+    changes = (now - proximal) / random_steps
+    ratios = np.exp(changes)
     still = ((advantages > 0) & (ratios > 1.2)) | ((advantages < 0) & ((ratios < 0.8) | (ratios > 3)))
-    still |= np.abs(now - proximal) > 20
+    still |= np.abs(changes) > 20
     np.testing.assert_array_equal(given[0].grad.numpy() == 0, still)
 
 
@@ -384,4 +389,4 @@ def test_the_policy_does_more_of_what_succeeded(kind: str) -> None:
         successes.append((batch["outcome"] == SUCCESS).mean())
         for _ in range(10):
             subject.step(Batches(batch))
-    assert np.mean(successes[:3]) < 0.5 and np.mean(successes[-3:]) > 0.85
+    assert np.mean(successes[:3]) < 0.4 and np.mean(successes[-3:]) > 0.7

@@ -147,6 +147,7 @@ def test_where_two_chunks_are_of_one_tick_nobody_knows_which_a_step_was_of() -> 
     first = {
         (buffer.numbers[one.episode.id], tick)
         for one in buffer.segments.values()
+        if one.chunks
         for tick in (one.first_tick + np.flatnonzero(one.chunk_tick == one.chunks[0].first_tick)).tolist()
     }
     found = set()
