@@ -77,7 +77,7 @@ def test_the_readme_names_no_command_that_is_not_there() -> None:
 
     known = _commands(app)
     # the longest first: `policy tokenizer fit` is no command called `policy tokenizer`
-    groups = "(?:policy tokenizer|policy|buffer|quarantine)"
+    groups = "(?:policy tokenizer|policy|buffer|quarantine|rewards)"
     for document in DOCUMENTS:
         used = set(re.findall(rf"vla-fleet ({groups} [a-z-]+|[a-z][a-z-]*[a-z])\b", document.read_text()))
         used -= {"is", "that", "has", "does", "reads"}

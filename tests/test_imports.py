@@ -32,6 +32,8 @@ DOORS = {
     "robot_edge.ros2": ("fleet.ros2",),
     "cloud_learner.dispatch": ("cloud_learner.gateway",),
     "cloud_learner.rollout": ("cloud_learner.gateway", "cloud_learner.operator", "fleet", "benchmarks.rollout"),
+    # whoever decides on versions, robots and demonstrations reads nothing that a model says of an episode
+    "cloud_learner.rewards": ("fleet",),
     "policies.flow.networks": ("policies.flow", "policies.tokens"),
 }
 """package: the only ones that may come in"""
@@ -273,6 +275,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         ("policies.flow.shared.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),
+        ("cloud_learner.rewards.config", ("torch", "lerobot", "transformers")),
     ],
 )
 def test_a_light_process_stays_light(module: str, forbidden: tuple[str, ...]) -> None:

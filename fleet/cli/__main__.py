@@ -12,7 +12,7 @@ from fleet.cli import doctor, fleet, keys, plan, policy, stop, teleop, versions
 from fleet.cli.offline.evaluate import CompareOptions, EvalOptions, compare, evaluate
 from fleet.cli.offline.train import TrainOptions, train
 from fleet.cli.options import command
-from fleet.cli.stored import buffer, exchange, quarantine
+from fleet.cli.stored import buffer, exchange, quarantine, rewards
 from fleet.config import process_options as options
 from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import RobotConfig, RobotKind, unset
@@ -32,6 +32,7 @@ app = typer.Typer(
 exchange.add_commands(buffer.app)
 app.add_typer(buffer.app)
 app.add_typer(quarantine.app)
+app.add_typer(rewards.app)
 app.add_typer(policy.app)
 app.add_typer(keys.app)
 app.add_typer(versions.app)

@@ -173,6 +173,11 @@ class DataDirectory:
         return DataDirectory(self.population / str(number))
 
     @property
+    def rewards(self) -> Path:
+        """Success classifiers that `vla-fleet rewards train` made."""
+        return self.root / "rewards"
+
+    @property
     def runs(self) -> Path:
         """What was started here, with which settings (`fleet.launch.run_record`)."""
         return self.root / "runs"

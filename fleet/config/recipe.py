@@ -11,6 +11,7 @@ from typing import Any
 from cloud_learner.algorithms.interface import AlgorithmConfig
 from cloud_learner.buffer.maintenance.retention import Retention
 from cloud_learner.buffer.sampling.target import StalenessBound
+from cloud_learner.rewards.config import RewardConfig
 from cloud_learner.rollout.config import RolloutConfig
 from cloud_learner.training.config import (
     LONGEST_S,
@@ -76,6 +77,8 @@ class Recipe:
     """what is learned from the data"""
     training: TrainingConfig
     """how gradient steps are made, whatever the algorithm"""
+    rewards: RewardConfig = field(default_factory=RewardConfig)
+    """by whose word the algorithm knows what an episode was"""
     population: PopulationConfig = field(default_factory=PopulationConfig)
     """of `vla-fleet train`: how many train beside each other, and what of algorithm and training they tune"""
     tiny: str = ""

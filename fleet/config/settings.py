@@ -71,6 +71,7 @@ def with_settings(recipe: Recipe, given: Sequence[str], option: str = "--set") -
             f"{option} tasks={value_text(recipe.tasks)}: task '{min(unsaid)}' has no instruction; there are "
             f"{', '.join(sorted(recipe.instructions))}. Give it one by {option} instructions=..."
         )
+    recipe.rewards.require_whole()
     for name in _ROBOTS:
         if any(text.startswith(f"{name}.") for text in given):
             with _refusing(f"{option} {name}"):

@@ -66,6 +66,22 @@ def dataset_config(recipe: Recipe, policy: LearnedPolicy, seed: int, base: Colle
     )
 
 
+def open_replay(recipe: Recipe, ledger: Ledger, store: SegmentStore, asked: DatasetConfig) -> ReplayDataset:
+    """What is `asked` for of the recipe's robot, episodes being what the recipe's rewards say they were.
+
+    Raises `ConfigError` for rewards that do not go together.
+    """
+    from cloud_learner.buffer.loading.dataset import ReplayDataset
+    from cloud_learner.buffer.sampling.target import by_verdicts
+    from cloud_learner.rewards.verdicts import open_verdicts
+
+    recipe.rewards.require_whole()
+    if recipe.rewards.is_record:
+        return ReplayDataset(ledger, store, recipe.spec, asked)
+    asked = msgspec.structs.replace(asked, target=by_verdicts(asked.target))
+    return ReplayDataset(ledger, store, recipe.spec, asked, verdicts=open_verdicts(recipe.rewards))
+
+
 def make_trainer(
     recipe: Recipe,
     name: str,
@@ -176,13 +192,22 @@ def _missing_labels(recipe: Recipe, ledger: Ledger) -> str:
     return f"algorithm '{algorithm.name}' learns from the step labels {said}, which no step of the buffer has"
 
 
+def _warn_of_silent_models(recipe: Recipe, ledger: Ledger) -> None:
+    from cloud_learner.rewards.model_labels import ModelLabels
+
+    for kind in recipe.rewards.models:
+        if (newest := ModelLabels(ledger, kind).newest()) is None:
+            log.warning("rewards: no model '%s' has judged anything yet: `vla-fleet rewards relabel %s`.", kind, kind)
+        elif newest.success_at is None and newest.failure_at is None:
+            log.warning("rewards: model %d of '%s' says nothing: its precision is not shown.", newest.number, kind)
+
+
 def open_held_out_loss(recipe: Recipe, data: DataDirectory, seed: int, snapshot: str = "") -> HeldOutLoss:
     """Of the episodes that the recipe's `validation` holds out of the buffer in `data`, or of what a `snapshot` of it
     holds.
 
     Raises as `make_trainer` does, and `InvalidDataError` where none is held out.
     """
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.offline.held_out_loss import HeldOutLoss, draw_held_out
 
     with data.open_buffer() as (ledger, store):
@@ -190,7 +215,7 @@ def open_held_out_loss(recipe: Recipe, data: DataDirectory, seed: int, snapshot:
         until_row = ledger.snapshot_row(snapshot) if snapshot else 0
         asked = dataset_config(recipe, policy, seed, _base_tasks(recipe, ledger))
         asked = msgspec.structs.replace(asked, held_out=True, until_row=until_row, workers=0, prefetch=0)
-        with ReplayDataset(ledger, store, recipe.spec, asked) as dataset:
+        with open_replay(recipe, ledger, store, asked) as dataset:
             return HeldOutLoss(policy, draw_held_out(dataset), seed)
 
 
@@ -217,7 +242,6 @@ def _open_learning(
     group: RankGroup | None = None,
 ) -> _Learning:
     """`clock`: of a fleet's trainer, which waits for demonstrations; None: what is recorded is all there is."""
-    from cloud_learner.buffer.loading.dataset import ReplayDataset
     from cloud_learner.training.demonstrations import DemonstrationCount
     from cloud_learner.training.embodiment_mix import EmbodimentMix, MixMember
     from cloud_learner.training.learner import Learner
@@ -233,6 +257,7 @@ def _open_learning(
         # what comes while they start would be known to some of them
         until_row = group.first(ledger.newest_row())
     base = _base_tasks(recipe, ledger)
+    _warn_of_silent_models(recipe, ledger)
     policy = recipe.make_policy(recipe.spec, seed)
     pretrained = getattr(policy, "pretrained", False)
     if recipe.start is not None and (weights := recipe.start.read()) is not None:
@@ -246,7 +271,7 @@ def _open_learning(
         if group.world > 1:
             # what ranks plan alike must not follow the clock of each
             asked = msgspec.structs.replace(asked, rank=group.rank, world=group.world, max_echo=asked.echo)
-        return undo.enter_context(ReplayDataset(ledger, store, one.spec, asked))
+        return undo.enter_context(open_replay(one, ledger, store, asked))
 
     if not recipe.members:
         dataset, learner = open_dataset(recipe), Learner(policy, recipe.algorithm, recipe.training, seed, group)

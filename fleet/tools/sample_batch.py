@@ -21,7 +21,7 @@ from fleet.config.data_directory import DataDirectory
 from fleet.config.overrides import Overrides
 from fleet.config.recipes import get_recipe
 from fleet.launch.builders import limit_threads
-from fleet.launch.learning import dataset_config
+from fleet.launch.learning import dataset_config, open_replay
 from fleet.tools.policy_commands import recipe_of
 from wire.errors import ConfigError, storage_errors
 from wire.messages.gateway import ACTORS
@@ -120,7 +120,7 @@ def draw_batches(
             recipe = overrides.applied(recipe)
             config = dataset_config(recipe, recipe.make_policy(recipe.spec, seed), seed)
             config = msgspec.structs.replace(config, cache_bytes=min(config.cache_bytes, _CACHE_BYTES), **changes)
-            datasets[recipe.name] = held.enter_context(ReplayDataset(ledger, store, recipe.spec, config))
+            datasets[recipe.name] = held.enter_context(open_replay(recipe, ledger, store, config))
         mixture = DatasetMixture(datasets, dict(zip(datasets, shares.values(), strict=True)))
         mixture.refresh()
         batches: dict[str, Batch] = {}

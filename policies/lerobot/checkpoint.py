@@ -294,14 +294,18 @@ def load_weights(policy: PreTrainedPolicy, file: Path) -> None:
     Raises `WeightsError` that names the file and what it lacks or has too much.
     """
     from lerobot.policies.pretrained import PreTrainedPolicy as Plain
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_model
 
     try:
         if type(policy).from_pretrained.__func__ is not Plain.from_pretrained.__func__:
             missing, unexpected = _by_its_own_loader(policy, file)
         else:
-            missing, unexpected = load_model(policy, file, strict=False)
+            missing, named = load_model(policy, file, strict=False)
+            with safe_open(file, "pt") as stored:
+                there = set(stored.keys())
+            # not the second name of what two modules share, which `load_model` calls unexpected as well
+            unexpected = [name for name in named if name in there]
     except (SafetensorError, RuntimeError, OSError) as error:
         raise WeightsError(
             f"{file}: not the weights of this '{policy.name}' policy: {one_line(error)}. Copy it and {CONFIG} from one "

@@ -247,6 +247,7 @@ class Ledger(Database):
     events = _reads(ledger_notes.events)
     label_episode = _writes(ledger_notes.label_episode)
     labels = _reads(ledger_notes.labels)
+    episode_labels = _reads(ledger_notes.episode_labels)
     put_step_labels = _writes(ledger_notes.put_step_labels)
     step_labels = _reads(ledger_notes.step_labels)
     labelled_since = _reads(ledger_notes.labelled_since)

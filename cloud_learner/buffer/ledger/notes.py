@@ -245,6 +245,13 @@ def labels(connection: sa.Connection, episode_id: str) -> dict[str, float]:
     return dict(map(tuple, connection.execute(query.where(_e.id == episode_id).order_by(_labels.id))))
 
 
+def episode_labels(connection: sa.Connection, name: str, after_id: int = 0) -> tuple[dict[int, float], int]:
+    """What was said of episodes under `name` after label `after_id`, by their numbers, and the newest label's id."""
+    query = sa.select(_labels.episode, _labels.value, _labels.id).where(_labels.name == name, _labels.id > after_id)
+    rows = connection.execute(query.order_by(_labels.id)).all()
+    return {row.episode: row.value for row in rows}, rows[-1].id if rows else after_id
+
+
 def put_step_labels(
     connection: sa.Connection, name: str, labels: Mapping[int, np.ndarray], skip_gone: bool = False
 ) -> tuple[int, ...]:

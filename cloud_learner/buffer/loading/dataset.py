@@ -25,7 +25,7 @@ from cloud_learner.buffer.loading.batch_builder import AwaitedSegments, BatchBui
 from cloud_learner.buffer.loading.cache import FrameCache
 from cloud_learner.buffer.loading.config import DatasetConfig, DatasetState, DatasetStats, PendingBatch
 from cloud_learner.buffer.loading.decode import FreshSegments
-from cloud_learner.buffer.loading.labels import Priorities, read_labels
+from cloud_learner.buffer.loading.labels import OpenVerdicts, open_labels, read_labels
 from cloud_learner.buffer.loading.layout import Layout
 from cloud_learner.buffer.loading.loader import DRAW, LoadPlan, LoadPlanner, SegmentLoader
 from cloud_learner.buffer.loading.normalization import read_examples
@@ -62,6 +62,7 @@ class ReplayDataset:
         spec: RobotSpec,
         config: DatasetConfig,
         sampler: type[Sampler] = Sampler,
+        verdicts: OpenVerdicts | None = None,
     ) -> None:
         """Call `refresh` or `restore` first. Raises `ConfigError` for what cannot work."""
         if config.rolled and len(config.rolled) != spec.state_dim:
@@ -79,7 +80,7 @@ class ReplayDataset:
         self.sampler = sampler(
             self.universe, config.target, self._cost, config.cache_bytes, config.batch, config.seed, config.echo
         )
-        self._priorities = Priorities(ledger, self.universe, config.target.label)
+        self._index_labels = open_labels(ledger, self.universe, config.target.label, verdicts)
         self._generation, self._changed = ledger.generation(), False
         """what the index follows, and whether it changed in a way that the sampler does not know of"""
         self._version = 0
@@ -121,7 +122,7 @@ class ReplayDataset:
         if self.config.labels:
             rows, self._labelled = self._ledger.labelled_since(self._labelled, self.config.labels)
             self._planner.note_labelled(rows)
-        self._changed |= self._priorities.refresh()
+        self._changed |= self._index_labels.refresh()
         before, self._version = self._version, self._newest_version()
         if self._changed or self._version != before:
             # the sampler itself knows what it has to make up for
@@ -281,7 +282,7 @@ class ReplayDataset:
             raise InvalidDataError("dataset: restore a state before the first refresh, or into a new dataset.")
         self._generation = self._ledger.generation()
         self.universe.extend(self._ledger.index(0, self._spec.data_hash), saved.watermark)
-        self._priorities.refresh()
+        self._index_labels.refresh()
         self._batches, self._sampled, self._drawn = saved.batches, saved.sampled, set(saved.drawn)
         self._recorded = max(saved.recorded, int(self.universe.steps.sum()))
         self._counted_from = saved.counted_from

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from cloud_learner.buffer.ledger.ledger import Ledger
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
+from cloud_learner.buffer.sampling.target import VERDICT
+from wire.errors import ConfigError
 
 _AT_ONCE = 10_000
 """segments whose labels are in memory while their means are taken"""
+
+
+class IndexLabels(Protocol):
+    """Brings the labels of an index up to date."""
+
+    def refresh(self) -> bool:
+        """Take in what was said since the last call; whether anything is another. Raises `StorageError`."""
+        ...
+
+
+OpenVerdicts = Callable[[Ledger, SegmentIndex], IndexLabels]
+"""What reads verdicts (`sampling.target.by_verdicts`) of an index's episodes, as labels of all their segments"""
+
+
+def open_labels(ledger: Ledger, index: SegmentIndex, name: str, verdicts: OpenVerdicts | None) -> IndexLabels:
+    """What a target goes by that goes by `name`. Raises `ConfigError` without `verdicts` where it goes by these."""
+    if name != VERDICT:
+        return Priorities(ledger, index, name)
+    if verdicts is None:
+        raise ConfigError("dataset: the target goes by verdicts, and nothing reads them: give `verdicts`.")
+    return verdicts(ledger, index)
 
 
 class Priorities:

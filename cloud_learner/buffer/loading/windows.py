@@ -7,7 +7,7 @@ A batch is a dict of:
 | `images` | {camera: uint8[b, h, w, 3]} | the newest frame that the step saw, RGB |
 | `instructions` | list of b str | the task as a person would say it |
 | `task` | int64[b] | index into `DatasetConfig.tasks` |
-| `outcome` | int8[b] | how the episode ended, index into `check.OUTCOMES`, -1 while it goes on |
+| `outcome` | int8[b] | how the episode ended, index into `check.OUTCOMES`, -1 while it goes on; or its verdict |
 | `online` | bool[b] | whether it comes from the running fleet, not from a demonstration |
 | `episode` | int64[b] | the episode's number in the ledger |
 | `tick` | int64[b] | of the step in its episode, delta later than the frames' step |
@@ -75,7 +75,7 @@ import numpy as np
 from cloud_learner.buffer.control import POLICY, actor_index, by_human, is_recovery
 from cloud_learner.buffer.loading.cache import StepCache
 from cloud_learner.buffer.loading.layout import NO_TRACE, TERMINATED, TRUNCATED, Layout
-from cloud_learner.buffer.sampling.target import Moment, StepRuns, imitable_steps
+from cloud_learner.buffer.sampling.target import VERDICT, Moment, StepRuns, imitable_steps, outcome_by_verdict
 
 Batch = dict[str, object]
 Weigh = Callable[[np.ndarray], np.ndarray]
@@ -165,6 +165,8 @@ class WindowReader:
         batch["instructions"] = [instructions[number] for number in draws["task"].tolist()]
         for name in ("task", "outcome", "online", "episode", "probability"):
             batch[name] = slot.put(name, draws[name])
+        if target.label == VERDICT:
+            batch["outcome"] = slot.put("outcome", outcome_by_verdict(draws["outcome"], draws["label"]))
         return_after, last = draws["return_after"], draws["last_tick"]
         tick = draws["first_tick"] + draws["offset"]
         if config.ticks_per_frame > 1:

@@ -13,7 +13,7 @@ from cloud_learner.buffer.control import rollout_steps
 from cloud_learner.buffer.sampling.growing import Growing
 from cloud_learner.buffer.sampling.robot_bound import RobotBound
 from cloud_learner.buffer.sampling.segment_index import SegmentIndex
-from cloud_learner.buffer.sampling.target import Moment, SamplingDistribution, StepRuns
+from cloud_learner.buffer.sampling.target import VERDICT, Moment, SamplingDistribution, StepRuns
 from wire.errors import ConfigError
 
 Cost = Callable[[np.ndarray], np.ndarray]
@@ -175,8 +175,8 @@ class EligibleSteps:
             version=(each >> 9).astype(np.int32),
             demonstration=(each & 1).astype(bool),
             outcome=np.tile(outcomes, len(kind)),
-            # any that has a weight: a label counts alike at any version
-            label=np.ones(len(each), np.float32),
+            # any that has a weight: a label counts alike at any version, and without a verdict each outcome is itself
+            label=np.full(len(each), np.nan if self.target.label == VERDICT else 1.0, np.float32),
             # and so does the lag that it arrived with
             arrival_lag=np.zeros(len(each), np.int64),
         )

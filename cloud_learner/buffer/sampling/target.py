@@ -18,6 +18,7 @@ from cloud_learner.buffer.control import HOLD, actor_index, by_human, is_recover
 from cloud_learner.buffer.sampling.shares import TaskMix
 from wire.errors import ConfigError, suggest
 from wire.messages.gateway import ACTORS
+from wire.types import EpisodeOutcome
 
 
 class StepRuns(msgspec.Struct, frozen=True, eq=False):
@@ -291,3 +292,35 @@ def uniform(
 ) -> SamplingDistribution:
     """Windows of everything that somebody did: for reinforcement learning and value functions."""
     return SamplingDistribution(factors, mix, recent, acted_steps, acted_steps, staleness)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+VERDICT = "verdict"
+"""what such a target goes by in place of a step label: what `ReplayDataset` was given to read verdicts with says it"""
+_BY_VERDICT = tuple(map(OUTCOMES.index, (EpisodeOutcome.failure, EpisodeOutcome.success, EpisodeOutcome.unjudged)))
+
+
+def outcome_by_verdict(outcome: np.ndarray, verdict: np.ndarray) -> np.ndarray:
+    """int8[k] outcomes of recorded ones int8[k] by verdicts float32[k]: 1 success, 0 failure, -1 that nobody knows, nan
+    what is recorded.
+
+    An episode that goes on, was aborted or discarded stays what it is, whatever anybody says of it.
+    """
+    judged = np.array(_BY_VERDICT, np.int8)[np.nan_to_num(verdict, nan=0.0).astype(np.intp)]
+    return np.where(np.isin(outcome, _BY_VERDICT) & ~np.isnan(verdict), judged, outcome).astype(np.int8)
+
+
+def by_verdicts(target: SamplingDistribution) -> SamplingDistribution:
+    """The same target, to which an episode's outcome is its verdict. Raises `ConfigError` for one with a priority."""
+
+    def read(factor: Factor) -> Factor:
+        def weigh(runs: StepRuns, moment: Moment) -> np.ndarray:
+            outcome = outcome_by_verdict(runs.outcome, runs.label)
+            return factor.weigh(msgspec.structs.replace(runs, outcome=outcome), moment)
+
+        return Factor(weigh, factor.by_version, factor.by_label)
+
+    # batches bring verdicts, too: that is so without any factor
+    evenly = Factor(lambda runs, moment: np.ones(runs.actor.shape), by_version=False, by_label=VERDICT)
+    return msgspec.structs.replace(target, factors=(*map(read, target.factors), evenly))
