@@ -34,7 +34,7 @@ DOORS = {
     "cloud_learner.rollout": ("cloud_learner.gateway", "cloud_learner.operator", "fleet", "benchmarks.rollout"),
     # whoever decides on versions, robots and demonstrations reads nothing that a model says of an episode
     "cloud_learner.rewards": ("fleet",),
-    "policies.flow.networks": ("policies.flow", "policies.tokens"),
+    "policies.flow.networks": ("policies.flow", "policies.gaussian", "policies.tokens"),
 }
 """package: the only ones that may come in"""
 
@@ -273,6 +273,7 @@ def test_the_rule_itself_catches_a_wrong_import(tmp_path: Path) -> None:
         # every process asks a kind of policy for its defaults
         ("policies.flow.factory", ("torch",)),
         ("policies.flow.shared.factory", ("torch",)),
+        ("policies.gaussian.factory", ("torch",)),
         ("policies.lerobot.factory", ("torch", "transformers", "lerobot")),
         ("policies.tokens.factory", ("torch",)),
         ("cloud_learner.rewards.config", ("torch", "lerobot", "transformers")),

@@ -43,9 +43,9 @@ class AlgorithmsSize:
 
 
 FULL = AlgorithmsSize(
-    ("push", "pick-place", "peg-insert-side"), (CONTROL, "recap", "lwd"), (0, 1, 2), 18_000, 1_800, 40
+    ("push", "pick-place", "peg-insert-side"), (CONTROL, "recap", "lwd", "rlpd"), (0, 1, 2), 18_000, 1_800, 40
 )
-QUICK = AlgorithmsSize(("push",), (CONTROL, "recap", "lwd"), (0,), 600, 300, 2)
+QUICK = AlgorithmsSize(("push",), (CONTROL, "recap", "lwd", "rlpd"), (0,), 600, 300, 2)
 
 
 def begin_process() -> None:
@@ -57,7 +57,7 @@ def begin_process() -> None:
 
 
 def make_recipe(task: str, algorithm: str) -> Recipe:
-    """Recipe `state` of one task, without checkpoints: nobody is killed."""
+    """Recipe `state` of one task, its policy as the algorithm wants it, without checkpoints: nobody is killed."""
     config = MetaWorldConfig(tasks=(task,), observation="state", render_in_thread=False)
     recipe = replace(
         get_recipe("state"),

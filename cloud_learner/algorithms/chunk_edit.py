@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from cloud_learner.algorithms.critics.critic_updates import CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.critic_updates import CRITIC, select_rows
 from cloud_learner.algorithms.critics.judged import OutcomeNotices
+from cloud_learner.algorithms.critics.value_updates import ValueConfig, ValueUpdates
 from cloud_learner.algorithms.interface import POLICY, Metrics, TrainedNetwork, UpdateStep
 from policies.interface.capabilities import GOOD, Edits, require
 from policies.interface.policy import Batch, TrainablePolicy
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChunkEdit(CriticConfig):
+class ChunkEdit(ValueConfig):
     """And how much of a chunk is changed for that."""
 
     name: ClassVar[str] = "chunk-edit"
@@ -67,7 +68,7 @@ class ChunkEdit(CriticConfig):
         return ChunkEditUpdates(policy, critic, self)
 
 
-class ChunkEditUpdates(CriticUpdates):
+class ChunkEditUpdates(ValueUpdates):
     """The updates of one run."""
 
     def __init__(self, policy: TrainablePolicy, critic: ChunkCritic, config: ChunkEdit) -> None:
@@ -113,19 +114,19 @@ class ChunkEditUpdates(CriticUpdates):
         import torch
 
         with torch.no_grad():
-            return self._flow.features(batch, step.average(POLICY)).float().flatten(0, 1)
+            return self._able.features(batch, step.average(POLICY)).float().flatten(0, 1)
 
     def _edit(self, step: UpdateStep, batch: Batch, features: torch.Tensor) -> Callable[[], dict[str, torch.Tensor]]:
         """The loss of the editor on some steps of a batch, and what it gains by the critic."""
         import torch
 
-        flow, config, critic = self._flow, self._config, cast("ChunkCritic", step.average(CRITIC))
+        flow, config, critic = self._able, self._config, cast("ChunkCritic", step.average(CRITIC))
         chosen = step.rng.permutation(len(features))[: config.edited]
         seen = features[torch.from_numpy(chosen).to(features.device)][:, None]
         # a policy that is told acts as if told so
         some = select_rows(batch, chosen) | {"advantage": np.full(len(chosen), GOOD)}
         # not torch's own, so that what imitates takes the same steps as without an editor
-        drawn = step.rng.standard_normal((len(chosen), 1, math.prod(flow.flow_shape)), np.float32)
+        drawn = step.rng.standard_normal((len(chosen), 1, math.prod(flow.chunk_shape)), np.float32)
         with torch.no_grad():
             given, noise = flow.conditioning(some), torch.from_numpy(drawn).to(features.device)
             chunk = follow_flow(partial(flow.velocity, given), noise, config.flow_steps)

@@ -123,6 +123,8 @@ class AlgorithmConfig(ABC):
     """as recipes and commands call it"""
     policy_options: ClassVar[Mapping[str, object]] = {}
     """of --policy-config: what a recipe's own policy is made with for it, where that has a name"""
+    policy_kind: ClassVar[str] = ""
+    """which kind of policy a recipe's own becomes for it, of the same name, where that has one; '': it stays"""
     on_ranks: ClassVar[bool] = True
     """whether several ranks can share its updates: all that it remembers is in the networks' weights"""
 

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
-from cloud_learner.algorithms.critics.critic_updates import AVERAGE, CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.critic_updates import AVERAGE, CRITIC, select_rows
 from cloud_learner.algorithms.critics.judged import OutcomeNotices
+from cloud_learner.algorithms.critics.value_updates import ValueConfig, ValueUpdates
 from cloud_learner.algorithms.hg_dagger import repeat_steps
 from cloud_learner.algorithms.interface import POLICY, Metrics, TrainedNetwork, UpdateStep
 from policies.interface.capabilities import GOOD, Imitates, require
@@ -46,7 +47,7 @@ _REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
-class Lwd(CriticConfig):
+class Lwd(ValueConfig):
     """And how far the policy goes after what actions are worth."""
 
     name: ClassVar[str] = "lwd"
@@ -72,7 +73,7 @@ class Lwd(CriticConfig):
         return LwdUpdates(policy, critic, self)
 
 
-class LwdUpdates(CriticUpdates):
+class LwdUpdates(ValueUpdates):
     """The updates of one run."""
 
     def __init__(self, policy: TrainablePolicy, critic: ChunkCritic, config: Lwd) -> None:
@@ -108,7 +109,7 @@ class LwdUpdates(CriticUpdates):
         self._improve(step, taught, matching, metrics)
         if taught is not None and warm:
             metrics["reference_loss"] = step.descend(
-                _REFERENCE, lambda: self._flow.sample_losses(taught, self.reference).mean()
+                _REFERENCE, lambda: self._able.sample_losses(taught, self.reference).mean()
             )
         return metrics
 
@@ -152,7 +153,7 @@ class LwdUpdates(CriticUpdates):
         import torch
 
         with torch.no_grad():
-            return self._flow.features(batch, step.average(_REFERENCE)).float().flatten(0, 1)
+            return self._able.features(batch, step.average(_REFERENCE)).float().flatten(0, 1)
 
     # --- the policy -----------------------------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class LwdUpdates(CriticUpdates):
 
         from cloud_learner.algorithms.adjoint_matching import lean_adjoints, matching_loss, sample_paths
 
-        flow, config, reference = self._flow, self._config, step.average(_REFERENCE)
+        flow, config, reference = self._able, self._config, step.average(_REFERENCE)
         chosen = step.rng.permutation(len(features))[: config.matched]
         # a policy that is told acts as if told so
         some = select_rows(batch, chosen) | {"advantage": np.full(len(chosen), GOOD)}
@@ -172,7 +173,7 @@ class LwdUpdates(CriticUpdates):
             given, given_reference = flow.conditioning(some), flow.conditioning(some, reference)
             at_once = flow.conditioning(repeat_steps(some, config.flow_steps))
         with step.random():
-            noise = torch.randn(len(chosen), 1, math.prod(flow.flow_shape), device=features.device)
+            noise = torch.randn(len(chosen), 1, math.prod(flow.chunk_shape), device=features.device)
             points, end = sample_paths(partial(flow.velocity, given), noise, config.flow_steps)
         at_end = self.pull(step, features[torch.from_numpy(chosen).to(features.device)][:, None], end)
         size = at_end.square().mean().sqrt().item()

@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from cloud_learner.algorithms.critics.critic_updates import CRITIC, CriticConfig, CriticUpdates, select_rows
+from cloud_learner.algorithms.critics.critic_updates import CRITIC, select_rows
 from cloud_learner.algorithms.critics.judged import NOTICED_STEPS, OutcomeNotices, StepOutcomes, taught_or_judged
+from cloud_learner.algorithms.critics.value_updates import ValueConfig, ValueUpdates
 from cloud_learner.algorithms.interface import POLICY, DataNeeds, Metrics, TrainedNetwork, UpdateStep
 from cloud_learner.buffer.sampling.shares import TaskMix
 from policies.interface.capabilities import Explores, require
@@ -54,7 +55,7 @@ _LEAST_SPREAD = 0.05
 
 
 @dataclass(frozen=True)
-class PiRl(CriticConfig):
+class PiRl(ValueConfig):
     """And how far the policy goes after advantages, of samples how late."""
 
     name: ClassVar[str] = "pi-rl"
@@ -115,7 +116,7 @@ class ExploredChunks(NamedTuple):
     """float32[n], normalised"""
 
 
-class PiRlUpdates(CriticUpdates):
+class PiRlUpdates(ValueUpdates):
     """The updates of one run."""
 
     def __init__(self, policy: TrainablePolicy, critic: ChunkCritic, config: PiRl) -> None:
@@ -145,13 +146,14 @@ class PiRlUpdates(CriticUpdates):
         features = self.features(step, batch)
         with torch.no_grad():
             usable, chunks = self.judge(step, batch, features, steps)
-        sound = self.learn_values(step, batch, features, steps, metrics, (usable, chunks)) and self.is_sound(metrics)
+        learned = self.learn_values(step, batch, features, steps, metrics, (usable, chunks))
+        minded = learned and warm and self.is_sound(metrics)
         succeeded = cast("torch.Tensor", self.critic.succeeded)
         succeeded += int((steps.own & steps.known & steps.succeeded).sum())
         rows = self._explored(batch, steps, metrics)
         explored = None
         # where nothing ever succeeded, what differs is the critic's error
-        if warm and sound and int(succeeded) and (rows & usable).any():
+        if minded and int(succeeded) and (rows & usable).any():
             explored = self._weigh(step, batch, rows & usable, chunks.targets[torch.from_numpy(rows[usable])], features)
         self._improve(step, self.taught(batch, steps), explored, metrics)
         return metrics
@@ -161,7 +163,7 @@ class PiRlUpdates(CriticUpdates):
         import torch
 
         with torch.no_grad():
-            return self._flow.features(batch, step.average(POLICY)).float().flatten(0, 1)
+            return self._able.features(batch, step.average(POLICY)).float().flatten(0, 1)
 
     def _explored(self, batch: Batch, steps: StepOutcomes, metrics: Metrics) -> np.ndarray:
         """bool[b]: chunks of the policy's own of which it is known how they came about, and that are not too old."""
@@ -190,9 +192,9 @@ class PiRlUpdates(CriticUpdates):
         chosen, critic = select_rows(batch, np.flatnonzero(rows)), cast("ChunkCritic", step.average(CRITIC))
         behaviour = torch.from_numpy(np.asarray(chosen["traces"]["log_prob"], np.float32)).to(targets.device)
         with torch.no_grad():
-            now, proximal = self._flow.trace_log_probability(chosen), behaviour
+            now, proximal = self._able.trace_log_probability(chosen), behaviour
             if self._config.decoupled:
-                proximal = self._flow.trace_log_probability(chosen, step.average(POLICY))
+                proximal = self._able.trace_log_probability(chosen, step.average(POLICY))
             beyond = targets - critic.value.expectation(features[torch.from_numpy(rows).to(features.device)])
             spread = beyond.std(unbiased=False).clamp_min(_LEAST_SPREAD)
             return ExploredChunks(chosen, behaviour, proximal, now, (beyond - beyond.mean()) / spread)
@@ -217,7 +219,7 @@ class PiRlUpdates(CriticUpdates):
             if explored is None:
                 return parts["loss"]
             _, behaviour, proximal, _, advantages = explored
-            now = self._flow.trace_log_probability(explored.batch)
+            now = self._able.trace_log_probability(explored.batch)
             random_steps = explored.batch["traces"]["points"].shape[1] - 1
             losses = clipped_losses(now, proximal, behaviour, advantages, config.clip, config.dual_clip, random_steps)
             parts["surrogate"] = total = losses.mean()

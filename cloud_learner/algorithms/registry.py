@@ -18,6 +18,7 @@ _BUILT_IN = (
     EntryPoint("hg-dagger", "cloud_learner.algorithms.hg_dagger:HGDagger", GROUP),
     EntryPoint("lwd", "cloud_learner.algorithms.lwd:Lwd", GROUP),
     EntryPoint("pi-rl", "cloud_learner.algorithms.pi_rl:PiRl", GROUP),
+    EntryPoint("rlpd", "cloud_learner.algorithms.rlpd:Rlpd", GROUP),
     EntryPoint("thrifty-dagger", "cloud_learner.algorithms.thrifty_dagger:ThriftyDagger", GROUP),
     EntryPoint("recap", "cloud_learner.algorithms.recap:Recap", GROUP),
 )

@@ -195,10 +195,12 @@ class Overrides:
 
         So every process is told, and the data directory knows whose its versions are. Raises `ConfigError`.
         """
-        own, wanted = recipe.make_policy, self._learned(recipe).algorithm.policy_options
-        if self.policy or not wanted or not isinstance(own, NamedPolicy) or wanted.items() <= own.choice.config.items():
+        own, algorithm = recipe.make_policy, self._learned(recipe).algorithm
+        if self.policy or not isinstance(own, NamedPolicy):
             return self
-        return replace(self, policy=str(own.choice), policy_config=json.dumps({**own.choice.config, **wanted}))
+        kind, config = algorithm.policy_kind or own.choice.kind, {**own.choice.config, **algorithm.policy_options}
+        wanted = PolicyChoice(kind, own.choice.name_or_path, config)
+        return self if wanted == own.choice else replace(self, policy=str(wanted), policy_config=json.dumps(config))
 
     def applied(self, recipe: Recipe) -> Recipe:
         """`recipe` with what is given here; each of its members, too.

@@ -73,6 +73,8 @@ class NetworkPolicy(ABC):
         self.version = 0
         self.runtime = runtime
         self.device = torch.device(runtime.device)
+        low, high = spec.action_low(), spec.action_high()
+        self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._cameras = [camera.name for camera in config.cameras]
         self._seeds = torch.Generator().manual_seed(seed)
         self._header = Header(self.kind, msgspec.json.decode(msgspec.json.encode(config)), spec, spec.hash)
@@ -206,6 +208,14 @@ class NetworkPolicy(ABC):
     def _state(self, observation: Observation) -> torch.Tensor:
         """float32[1, ds], as the network's `normalizer` takes it"""
         return to_tensor(observation.state, self.device)[None]
+
+    def _normalized(self, actions: torch.Tensor) -> torch.Tensor:
+        """[..., da] in the robot's units -> as the network knows them, from -1 to 1"""
+        return (actions - self._middle) / self._half
+
+    def _own_actions(self, actions: torch.Tensor) -> torch.Tensor:
+        """The way back."""
+        return actions * self._half + self._middle
 
     def _latent(self, latent: Latent) -> torch.Tensor:
         """float32[1, z]"""

@@ -55,8 +55,6 @@ class FlowPolicy(NetworkPolicy):
             spec, config, lambda: self._make_network(config, directory, random_vlm), targets, seed, runtime, training
         )
         self.ticks_ahead = config.ahead
-        low, high = spec.action_low(), spec.action_high()
-        self._middle, self._half = (to_tensor(x / 2, self.device) for x in (high + low, high - low))
         self._exploring = config.explore is not None
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
@@ -144,14 +142,6 @@ class FlowPolicy(NetworkPolicy):
         state = self.module.normalizer(self._state(observation))
         return Conditioning(self._latent(latent), state, self._age(observation, latent))
 
-    def _normalized(self, actions: torch.Tensor) -> torch.Tensor:
-        """[..., da] in the robot's units -> as the network knows them"""
-        return (actions - self._middle) / self._half
-
-    def _own_actions(self, actions: torch.Tensor) -> torch.Tensor:
-        """The way back."""
-        return actions * self._half + self._middle
-
     def _read_batch(self, batch: Batch) -> StepBatch:
         read = super()._read_batch(batch)
         read.arrays["actions"] = self._normalized(read.arrays["actions"])
@@ -176,12 +166,12 @@ class FlowPolicy(NetworkPolicy):
         return self._loss(batch, by_sample=True, module=module)
 
     @property
-    def flow_shape(self) -> tuple[int, int]:
-        """As `Flows`."""
+    def chunk_shape(self) -> tuple[int, int]:
+        """As `Chunks`."""
         return self.horizon, self.config.action_dim
 
-    def flow_actions(self, batch: Batch) -> torch.Tensor:
-        """As `Flows`."""
+    def chunk_actions(self, batch: Batch) -> torch.Tensor:
+        """As `Chunks`."""
         arrays = self._read_batch(batch).arrays
         return hold_masked(arrays["actions"], arrays["mask"]).flatten(2)
 

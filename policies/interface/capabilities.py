@@ -32,18 +32,23 @@ class Imitates(Protocol):
 
 
 @runtime_checkable
-class Flows(Protocol):
-    """makes actions by a flow, whose velocity can be asked for"""
+class Chunks(Protocol):
+    """has a chunk's actions as numbers from -1 to 1"""
 
     @property
-    def flow_shape(self) -> tuple[int, int]:
-        """(H, da) of what flows"""
+    def chunk_shape(self) -> tuple[int, int]:
+        """(H, da)"""
         ...
 
-    def flow_actions(self, batch: Batch) -> torch.Tensor:
-        """float[b, k, H * da]: the batch's actions as the flow has them, normalised to [-1, 1]; where the mask keeps
-        none, the last that it kept goes on."""
+    def chunk_actions(self, batch: Batch) -> torch.Tensor:
+        """float[b, k, H * da]: the batch's actions, normalised to [-1, 1]; where the mask keeps none, the last that it
+        kept goes on."""
         ...
+
+
+@runtime_checkable
+class Flows(Chunks, Protocol):
+    """makes actions by a flow, whose velocity can be asked for"""
 
     def conditioning(self, batch: Batch, module: nn.Module | None = None) -> Any:
         """What the flow is given of a batch: for `velocity` alone."""
@@ -77,6 +82,19 @@ class Encodes(Protocol):
 
     def features(self, batch: Batch, module: nn.Module | None = None) -> torch.Tensor:
         """float[b, k, w]: of images, instruction and state, as a critic may read them. Differentiable."""
+        ...
+
+
+@runtime_checkable
+class Draws(Chunks, Protocol):
+    """draws its actions from a distribution, and knows how probable each is"""
+
+    def draw(
+        self, features: torch.Tensor, noise: torch.Tensor, module: nn.Module | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(float[..., H * da] actions in [-1, 1], float[..., H * da] the logarithm of each number's density) for
+        `Encodes.features` [..., w] and standard normal `noise` [..., H * da]; the numbers are independent.
+        Differentiable in the features and the weights."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Finds policies by name: `flow:small`, `shared:state`, `lerobot:DIRECTORY`, `tokens:fast`; other packages add theirs.
+"""Finds policies by name: `flow:small`, `gaussian:state`, `lerobot:DIRECTORY`, `tokens:fast`; packages add theirs.
 
 A kind is a module with two functions, loaded when it is first asked for:
 
@@ -37,6 +37,7 @@ _PATH, _UNKNOWN = re.compile(r"at `\$\.([\w.]+)`$"), re.compile(r"unknown field 
 
 _BUILT_IN = (
     EntryPoint("flow", "policies.flow.factory", POLICIES),
+    EntryPoint("gaussian", "policies.gaussian.factory", POLICIES),
     EntryPoint("lerobot", "policies.lerobot.factory", POLICIES),
     EntryPoint("shared", "policies.flow.shared.factory", POLICIES),
     EntryPoint("tokens", "policies.tokens.factory", POLICIES),

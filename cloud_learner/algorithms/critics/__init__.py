@@ -1,1 +1,1 @@
-"""What values are: of states and of chunks, what they learn from, and the updates of algorithms that ask them."""
+"""What values are, of states and of chunks, what they learn from, and what algorithms have in common that ask them."""

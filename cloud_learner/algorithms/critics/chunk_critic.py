@@ -8,6 +8,7 @@ stands for what comes after the chunk. Where V is unsure the quantile is a lower
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -20,23 +21,32 @@ CAUTION = 0.3
 """how much lower the quantile is where V says nothing"""
 
 
-class ChunkCritic(nn.Module):
-    """V of features float[n, w], and two Q of features and the actions of a chunk, float[n, a]."""
+class CriticEnsemble(nn.Module):
+    """Several Q of features, float[n, w], and the actions of a chunk, float[n, a]."""
 
     learned: torch.Tensor
 
-    def __init__(self, features: int, actions: int, width: int) -> None:
-        """`features`: w; `actions`: a, numbers of a chunk; `width`: hidden units."""
+    def __init__(self, features: int, actions: int, width: int, members: int = 2) -> None:
+        """`features`: w; `actions`: a, numbers of a chunk; `width`: hidden units; `members`: e, how many."""
         super().__init__()
-        self.value = ReturnDistribution(features, width, LEAST, MOST)
-        self.first, self.second = (_mlp(features + actions, width) for _ in range(2))
+        self.members = nn.ModuleList(_mlp(features + actions, width) for _ in range(members))
         self.register_buffer("learned", torch.zeros((), dtype=torch.long))
         """int64[]: updates in which there was something of the policy's own to learn from; part of a checkpoint"""
 
-    def q(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """float32[2, n]"""
+    def q(self, features: torch.Tensor, actions: torch.Tensor, chosen: Iterable[int] | None = None) -> torch.Tensor:
+        """float32[e, n], or of the `chosen` members alone"""
         known = torch.cat([features, actions], -1)
-        return torch.stack([self.first(known), self.second(known)])[..., 0].float()
+        which = range(len(self.members)) if chosen is None else chosen
+        return torch.stack([self.members[i](known) for i in which])[..., 0].float()
+
+
+class ChunkCritic(CriticEnsemble):
+    """Two Q, and V of features, float32[n, w]."""
+
+    def __init__(self, features: int, actions: int, width: int) -> None:
+        """As `CriticEnsemble`."""
+        super().__init__(features, actions, width)
+        self.value = ReturnDistribution(features, width, LEAST, MOST)
 
     def what_comes(self, features: torch.Tensor, level: float) -> torch.Tensor:
         """float32[n]: the quantile of V that stands for what comes after."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,14 +24,14 @@ from cloud_learner.algorithms.interface import (
     UpdateStep,
 )
 from cloud_learner.buffer.sampling.shares import TaskMix
-from policies.interface.capabilities import Encodes, Flows, Joinable, require
+from policies.interface.capabilities import Chunks, Encodes, Joinable, require
 from policies.interface.policy import Batch, TrainablePolicy
 from wire.errors import ConfigError, InvalidDataError
 
 if TYPE_CHECKING:
     import torch
 
-    from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
+    from cloud_learner.algorithms.critics.chunk_critic import CriticEnsemble
 
 CRITIC = "critic"
 """name of the network"""
@@ -49,8 +50,6 @@ class CriticConfig(AlgorithmConfig):
     """ticks of a chunk that are judged, at most its H: as many as are executed before the next one"""
     gamma: float = 0.99
     """what success is worth a tick later"""
-    level: float = 0.9
-    """which quantile of V stands for what comes after a chunk (the paper: 0.9 while robots run, 0.6 before)"""
     warmup: int = 2000
     """updates in which the critic has learned from the policy's own steps, before the policy minds it: what is worth
     something comes back from an episode's end by `n_step` ticks in the few hundred that an average takes to follow"""
@@ -73,9 +72,7 @@ class CriticConfig(AlgorithmConfig):
         self._require_positive("n_step", "own_weight", "critic_width", "critic_rate")
         if not 0 <= self.taken_over_worth <= 1:
             raise ConfigError(f"{self._who}: taken_over_worth is {self.taken_over_worth}; it must be from 0 to 1.")
-        for name in ("gamma", "level", "online_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{self._who}: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
+        self._require_share("gamma", "online_share")
         for name in ("warmup", "recovery_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{self._who}: {name} is {getattr(self, name)}; give 0 or more.")
@@ -84,6 +81,11 @@ class CriticConfig(AlgorithmConfig):
         for name in names:
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{self._who}: {name} is {getattr(self, name)}; it must be positive.")
+
+    def _require_share(self, *names: str) -> None:
+        for name in names:
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{self._who}: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
 
     @property
     def _who(self) -> str:
@@ -94,28 +96,25 @@ class CriticConfig(AlgorithmConfig):
         target = taught_or_judged(self.own_weight, self.recovery_weight, TaskMix(online=self.online_share))
         return DataNeeds(target, self.n_step, self.gamma)
 
-    def make_critic(self, policy: TrainablePolicy) -> ChunkCritic:
-        """For the chunks of `policy`. Raises `ConfigError` for one that has not what it takes."""
+    def require_judged(self, policy: TrainablePolicy, *capabilities: type) -> int:
+        """How many numbers of a chunk of `policy` are judged. Raises `ConfigError` for one that has not what it takes,
+        the `capabilities` included."""
         who = f"algorithm '{self.name}'"
-        for capability in (Flows, Encodes):
+        for capability in (*capabilities, Chunks, Encodes):
             require(policy, capability, who)
-        assert isinstance(policy, Flows)
-        assert isinstance(policy, Encodes)
+        assert isinstance(policy, Chunks)
         if isinstance(policy, Joinable):
             raise ConfigError(
                 f"{who} trains a policy for robots of one shape, and {type(policy).__name__} is for several: choose "
                 "another --policy, or --algorithm hg-dagger."
             )
-        horizon, numbers = policy.flow_shape
+        horizon, numbers = policy.chunk_shape
         if self.n_step > horizon:
             raise ConfigError(
                 f"{who} judges {self.n_step} ticks of a chunk, and this policy's have {horizon}: set algorithm.n_step "
                 f"to {horizon} or less."
             )
-        from cloud_learner.algorithms.critics.chunk_critic import ChunkCritic
-
-        critic = ChunkCritic(policy.feature_width, self.n_step * numbers, self.critic_width)
-        return critic.to(next(policy.module.parameters()).device)
+        return self.n_step * numbers
 
 
 class JudgedChunks(NamedTuple):
@@ -127,27 +126,35 @@ class JudgedChunks(NamedTuple):
     """float32[n, n_step * da]"""
     targets: torch.Tensor
     """float32[n] of Q"""
-    lowest: torch.Tensor
-    """float32[n]: what V learns, the lower of the two average Q"""
+    own: torch.Tensor
+    """bool[n]: the policy's"""
 
 
 class CriticUpdates(Algorithm):
     """The updates of one run of such an algorithm."""
 
     def __init__(
-        self, policy: TrainablePolicy, critic: ChunkCritic, config: CriticConfig, notices: OutcomeNotices
+        self, policy: TrainablePolicy, critic: CriticEnsemble, config: CriticConfig, notices: OutcomeNotices
     ) -> None:
         super().__init__(policy)
         self.critic = critic
         self.notices = notices
         self._judging = config
-        self._flow: Any = policy
-        """the policy, as what `CriticConfig.make_critic` has found it to be"""
+        self._able: Any = policy
+        """the policy, as what `CriticConfig.require_judged` has found it to be"""
         self._critic_training = TrainedNetwork(critic, rate_scale=config.critic_rate, average=AVERAGE)
 
     @abstractmethod
     def features(self, step: UpdateStep, batch: Batch) -> torch.Tensor:
         """float32[b, w]: what the critic reads."""
+
+    @abstractmethod
+    def what_comes(self, step: UpdateStep, features: torch.Tensor) -> torch.Tensor:
+        """float32[n]: what is thought to come, where float32[n, w] was seen. Without gradients."""
+
+    @abstractmethod
+    def critic_loss(self, step: UpdateStep, chunks: JudgedChunks) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What the critic goes down, a scalar, for float32[e, n] that its Q say of the chunks."""
 
     @property
     def warm(self) -> bool:
@@ -182,14 +189,15 @@ class CriticUpdates(Algorithm):
         if not len(chunks.targets):
             return True
         said: list[torch.Tensor] = []
+        loss_of = self.critic_loss(step, chunks)
 
         def loss() -> torch.Tensor:
             q = self.critic.q(chunks.features, chunks.actions)
             said.append(q.detach())
-            return self.critic.value.loss(chunks.features, chunks.lowest) + (q - chunks.targets).square().mean(1).sum()
+            return loss_of(q)
 
         try:
-            if not bool((chunks.targets + chunks.lowest).isfinite().all()):
+            if not all(bool(one.isfinite().all()) for one in chunks):
                 raise InvalidDataError("what a chunk led to is no number: look for bad values in the newest data.")
             metrics["critic_loss"] = step.descend(CRITIC, loss)
         except InvalidDataError as error:
@@ -222,7 +230,7 @@ class CriticUpdates(Algorithm):
 
         from cloud_learner.algorithms.critics.chunk_critic import td_targets
 
-        config, critic = self._judging, cast("ChunkCritic", step.average(CRITIC))
+        config = self._judging
         ends = (steps.ticks_to_end >= 0) & (steps.ticks_to_end < config.n_step)
         next_ticks = np.asarray(batch["next_ticks"]).reshape(ends.shape)
         taken = steps.own & np.asarray(batch["taken_over"]).reshape(ends.shape)
@@ -230,7 +238,7 @@ class CriticUpdates(Algorithm):
         own_state = np.asarray(batch["next_state"])
         later = batch | {"state": own_state, "images": batch["next_images"], "seen_state": own_state}
         next_features = self.features(step, later)
-        actions = self.judged_part(self._flow.flow_actions(batch)).flatten(0, 1)
+        actions = self.judged_part(self._able.chunk_actions(batch)).flatten(0, 1)
 
         def tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array[usable]).to(features.device)
@@ -238,17 +246,16 @@ class CriticUpdates(Algorithm):
         rows = torch.from_numpy(usable).to(features.device)
         features, next_features, actions = features[rows], next_features[rows], actions[rows]
         ticks_to_end = tensor(np.where(ends, steps.ticks_to_end, config.n_step))
-        # V follows average Q already: with an average of its own, values would take twice as long to come back
-        what_comes = self.critic.what_comes(next_features, config.level)
+        comes = self.what_comes(step, next_features)
         targets = td_targets(
-            ticks_to_end, tensor(steps.succeeded), tensor(next_ticks), what_comes, config.n_step, config.gamma
+            ticks_to_end, tensor(steps.succeeded), tensor(next_ticks), comes, config.n_step, config.gamma
         )
         targets = torch.where(tensor(taken), config.taken_over_worth, targets)
-        return usable, JudgedChunks(features, actions, targets, critic.q(features, actions).amin(0))
+        return usable, JudgedChunks(features, actions, targets, tensor(steps.own))
 
     def judged_part(self, actions: torch.Tensor) -> torch.Tensor:
         """[..., n_step * da] of float[..., H * da]"""
-        return actions[..., : self._judging.n_step * self._flow.flow_shape[1]].float()
+        return actions[..., : self._judging.n_step * self._able.chunk_shape[1]].float()
 
 
 def select_rows(batch: Batch, rows: np.ndarray) -> Batch:

@@ -19,7 +19,7 @@ from policies.flow.networks.exploration import NoiseHead
 from policies.flow.networks.fast import Conditioning, FastMLP
 from policies.flow.networks.outlook import Outlook
 from policies.flow.networks.residual import Residual
-from policies.flow.networks.slow import ConvSlowPath, TokenSlowPath
+from policies.flow.networks.slow import ConvSlowPath, FutureStateHead, TokenSlowPath
 from policies.flow.networks.transformer import FastTransformer
 from policies.flow.networks.vlm import Backbone, VlmSlowPath
 from policies.interface.capabilities import GOOD, UNKNOWN
@@ -48,8 +48,7 @@ class FlowNetwork(nn.Module):
         """z"""
         self.fast = self._make_fast(config)
         if config.ahead:
-            inputs, outputs = self.latent_width + config.state_dim, len(config.ahead) * config.state_dim
-            self.future_state_head = nn.Sequential(nn.Linear(inputs, 128), nn.SiLU(), nn.Linear(128, outputs))
+            self.future_state_head = FutureStateHead(self.latent_width, config.state_dim, len(config.ahead))
         if config.residual:
             self.residual = Residual(config, self.latent_width)
         if config.outlook:
@@ -162,9 +161,7 @@ class FlowNetwork(nn.Module):
         if not self.config.ahead:
             return loss
         moved = (arrays["ahead"] - state[:, :, None]) / self.normalizer.std
-        seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), given.state], -1)
-        foretold = self.future_state_head(seen).float().unflatten(-1, moved.shape[-2:])
-        missed = (foretold - moved).square()
+        missed = self.future_state_head.errors(latent, given.state, moved)
         if (there := arrays.get("state_dims")) is not None:
             missed = missed[..., there]
         return loss + self.config.ahead_weight * missed.mean()

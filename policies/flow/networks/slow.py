@@ -27,6 +27,7 @@ PADDING = 0
 _WORD = re.compile(r"\w+")
 _COORDINATE_FREQUENCIES = 4
 """sines and cosines of each cell's x and of its y"""
+_FUTURE_STATE_WIDTH = 128
 
 
 class Features(nn.Module):
@@ -151,6 +152,23 @@ class TokenSlowPath(nn.Module):
         for layer in self.layers:
             x = layer(x, real)
         return self.pooler(x, real)
+
+
+class FutureStateHead(nn.Sequential):
+    """Latent and state -> how far the state moves until so many ticks later, in its standard deviations.
+
+    While it learns that, the slow path learns what to look for. k steps behind each image, ds state, W ticks.
+    """
+
+    def __init__(self, latent_width: int, state_dim: int, ticks: int) -> None:
+        """`ticks`: W"""
+        inputs, width, outputs = latent_width + state_dim, _FUTURE_STATE_WIDTH, ticks * state_dim
+        super().__init__(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, outputs))
+
+    def errors(self, latent: torch.Tensor, state: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+        """float32[b, k, W, ds], squared: of [b, z], normalised [b, k, ds] and what it was, [b, k, W, ds]"""
+        seen = torch.cat([latent[:, None].expand(-1, state.shape[1], -1), state], -1)
+        return (self(seen).float().unflatten(-1, moved.shape[-2:]) - moved).square()
 
 
 def mean_word(vectors: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

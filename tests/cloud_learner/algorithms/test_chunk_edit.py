@@ -106,7 +106,7 @@ def test_a_critic_that_has_diverged_edits_nothing(caplog: pytest.LogCaptureFixtu
     subject = learner()
     run(subject, 0, 2)
     with torch.no_grad():
-        subject.algorithm.critic.first[-1].bias += 50.0
+        subject.algorithm.critic.members[0][-1].bias += 50.0
     before = editors(subject)
     with caplog.at_level(logging.WARNING):
         found = run(subject, 2, 1)[0]

@@ -147,14 +147,12 @@ def test_the_critic_learns_of_a_chunk_what_a_loop_over_the_batch_says() -> None:
         with torch.no_grad():
             features = policy.features(one, reference)[0]
             chunk = torch.from_numpy(actions[:N_STEP].reshape(1, -1))
-            lowest = min(
-                critic.first(torch.cat([features, chunk], -1)), critic.second(torch.cat([features, chunk], -1))
-            )
+            lowest = min(member(torch.cat([features, chunk], -1)) for member in critic.members)
         expected.append((target, lowest.item()))
         rows.append(i)
     assert np.flatnonzero(usable).tolist() == rows and 10 < len(rows) < 38
     torch.testing.assert_close(found.targets, torch.tensor([one for one, _ in expected]))
-    torch.testing.assert_close(found.lowest, torch.tensor([one for _, one in expected]))
+    torch.testing.assert_close(algorithm.lowest(step, found), torch.tensor([one for _, one in expected]))
 
 
 def test_its_gradients_reach_neither_policy_nor_reference() -> None:
@@ -331,7 +329,7 @@ def test_a_critic_that_has_diverged_moves_nothing_and_that_is_said_once(caplog: 
     subject = learner()
     run(subject, 0, 4)
     with torch.no_grad():
-        subject.algorithm.critic.first[-1].bias += 50.0
+        subject.algorithm.critic.members[0][-1].bias += 50.0
     plain = imitating(subject)
     with caplog.at_level(logging.WARNING):
         found = run(subject, 4, 2)
@@ -361,7 +359,7 @@ def test_a_slope_without_bounds_moves_nothing(caplog: pytest.LogCaptureFixture) 
     subject = learner()
     run(subject, 0, 4)
     with torch.no_grad():
-        subject.networks["critic"].average.first[0].weight.fill_(float("inf"))
+        subject.networks["critic"].average.members[0][0].weight.fill_(float("inf"))
     batch = drawn(4) | {"next_ticks": np.zeros(IMAGES, np.int64), "ticks_to_end": np.full(IMAGES, 9)}
     with caplog.at_level(logging.WARNING):
         found = subject.step(Batches(batch))

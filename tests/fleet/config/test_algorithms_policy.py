@@ -35,6 +35,19 @@ def test_it_is_the_same_but_for_what_the_algorithm_asks(recipe: Recipe) -> None:
     assert found.algorithm.make(found.make_policy(found.spec, 0)).networks.keys() == {"policy", "value"}
 
 
+@pytest.mark.parametrize("recipe", [state(), pixels(), fake()], ids=lambda recipe: recipe.name)
+def test_it_becomes_one_of_the_kind_that_the_algorithm_trains(recipe: Recipe) -> None:
+    overrides = Overrides(algorithm="rlpd", set_=["algorithm.critics=3"])
+    own, found = recipe.make_policy(recipe.spec, 0), overrides.applied(recipe)
+    assert overrides.with_policy_of(recipe).policy == f"gaussian:{recipe.make_policy.choice.name_or_path}"
+    assert replace(found, make_policy=recipe.make_policy, algorithm=recipe.algorithm) == recipe
+    made = found.make_policy(found.spec, 0)
+    assert made.kind == "gaussian" and made.max_offset == own.max_offset and made.config.cameras == own.config.cameras
+    assert found.algorithm.make(made).networks.keys() == {"policy", "critic", "temperature"}
+    chosen = replace(overrides, policy="flow:small")
+    assert chosen.with_policy_of(recipe) is chosen
+
+
 def test_every_process_that_acts_is_told_and_the_directory_knows(tmp_path: Path) -> None:
     up = Up(UpOptions(recipe="state", data=tmp_path / "d", port=0, web_port=0, overrides=RECAP))
     specs = ProcessSpecs("state", "tcp://127.0.0.1:1", 0, True, up.overrides)

@@ -60,8 +60,8 @@ def test_the_actions_that_flow_are_normalised_and_go_on_behind_the_last_one_kept
     batch["mask"][0, 1, 2:] = 0
     expected = (batch["actions"] - 1.0) / 3.0
     expected[0, 1, 2:] = expected[0, 1, 1]
-    found = policy.flow_actions(batch)
-    assert policy.flow_shape == (4, 2) and found.shape == (3, 2, 8)
+    found = policy.chunk_actions(batch)
+    assert policy.chunk_shape == (4, 2) and found.shape == (3, 2, 8)
     np.testing.assert_allclose(found.numpy().reshape(expected.shape), expected, atol=1e-6)
 
 

@@ -203,7 +203,7 @@ def test_the_flow_of_columns_that_are_not_the_robots_is_nothing():
     velocity = policy.velocity(given, torch.randn(4, 2, 20), torch.full((4, 2, 1), 0.5))
     assert velocity.view(4, 2, 4, 5).flatten(0, 2).any(0).tolist() == [False, True, True, True, False]
     assert policy.sample_losses(batch_of(BASE, policy)).shape == (4, 2)
-    actions = policy.flow_actions(batch_of(BASE, policy)).view(4, 2, *policy.flow_shape)
+    actions = policy.chunk_actions(batch_of(BASE, policy)).view(4, 2, *policy.chunk_shape)
     assert actions.flatten(0, 2).any(0).tolist() == [False, True, True, True, False]
 
 
