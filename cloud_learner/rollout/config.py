@@ -28,6 +28,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
     gate_success: float = 0.0
     """what a candidate's held-out success must be shown not to be worse by than that of the version it would replace, a
     share of the episodes, before robots act by it; while an evaluator is there. 0: it decides nothing"""
+    gate_task: float = 0.0
+    """with `gate_success`, what it must be shown not to be worse by in any one task as well: no task is lost for what
+    others gained. 0: tasks are looked at together"""
     gate_timeout_s: float = 600.0
     """a candidate goes on without when no evaluator has brought anything of it for so long"""
     keep: int = 20
@@ -45,6 +48,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.gate_success < 1:
             raise ConfigError(
                 f"rollout: gate_success is {self.gate_success}; it is a share of the episodes, from 0 (off) to below 1."
+            )
+        if not 0 <= self.gate_task < 1 or (self.gate_task and not self.gate_success):
+            raise ConfigError(
+                f"rollout: gate_task is {self.gate_task}; it is a share of a task's episodes, from 0 (off) to below 1, "
+                "and needs gate_success."
             )
         if not self.gate_timeout_s > 0:
             raise ConfigError(f"rollout: gate_timeout_s is {self.gate_timeout_s}; it is a time, above 0.")

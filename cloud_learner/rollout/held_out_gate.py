@@ -25,7 +25,8 @@ class HeldOutGate:
         if not passed and state.held_out is None:
             number, used = max(waiting), state.held_out_seeds
             errors = config.alpha, config.beta
-            state.held_out = HeldOutTrial.begin(number, state.current, FIRST_SEED + used, config.gate_success, *errors)
+            margins = config.gate_success, *errors, config.gate_task
+            state.held_out = HeldOutTrial.begin(number, state.current, FIRST_SEED + used, *margins)
             self._progress_ns = now_ns
             reason = f"waits for its held-out success against version {state.current}."
             state.set_state(number, VersionState.candidate, reason, now_ns)
@@ -62,7 +63,12 @@ class HeldOutGate:
             record.reason = f"held-out success is not worse: {trial.text()}."
             return True
         state.newest_tried = max(state.newest_tried, record.number)
-        shown = "worse in held-out success" if trial.worse.is_over else "not shown to be as good in held-out success"
+        if trial.lost_task:
+            shown = f"has lost {trial.lost_task} in held-out success"
+        elif trial.whole.worse.is_over:
+            shown = "worse in held-out success"
+        else:
+            shown = "not shown to be as good in held-out success"
         reason = f"{shown}: {trial.text()}."
         state.set_state(record.number, VersionState.refused, reason, now_ns)
         state.decide(DecisionKind.refused, record.number, reason, now_ns)

@@ -66,6 +66,13 @@ class TrainingConfig:
     decay_steps: int = 100_000
     """gradient steps over which the schedule falls"""
     weight_decay: float = 1e-4
+    reference_pull: float = 0.0
+    """after each step the policy's weights go back towards a reference by the learning rate times this, apart from the
+    gradient as weight decay does: what it could before is not lost on the way to what is new (L2-SP, Li, Grandvalet and
+    Davoine 2018, arXiv 1802.01483, equation 2). 0: there is none"""
+    reference_decay: float = 1.0
+    """1: the reference is what the training began with, as with --from; below: it is a running average of the weights,
+    with this cap of its decay (1 + n) / (10 + n) after n steps"""
     betas: tuple[float, float] = (0.9, 0.999)
     """decay of AdamW's first and second moments"""
     gradient_clip: float = 10.0
@@ -91,7 +98,7 @@ class TrainingConfig:
         for name in (*positive, "publish_every_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"training: {name} is {getattr(self, name)}; it must be positive.")
-        for name in ("warmup_steps", "weight_decay", "shift_px", "pretrain_steps"):
+        for name in ("warmup_steps", "weight_decay", "reference_pull", "shift_px", "pretrain_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"training: {name} is {getattr(self, name)}; it must not be negative.")
         if self.publish_every_s > LONGEST_S:
@@ -106,6 +113,8 @@ class TrainingConfig:
             raise ConfigError(f"training: offset_share is {self.offset_share}; it must be in [0, 1].")
         if not 0 <= self.base_share < 1:
             raise ConfigError(f"training: base_share is {self.base_share}; it must be in [0, 1).")
+        if not 0 <= self.reference_decay <= 1:
+            raise ConfigError(f"training: reference_decay is {self.reference_decay}; it must be in [0, 1].")
         if not 0 <= self.ema_decay < 1:
             raise ConfigError(f"training: ema_decay is {self.ema_decay}; it must be in [0, 1).")
 
@@ -121,6 +130,10 @@ class TrainingConfig:
     def decay(self, steps: int) -> float:
         """Decay of the policy's average after `steps` gradient steps."""
         return min(self.ema_decay, (1 + steps) / (10 + steps))
+
+    def decay_of_reference(self, steps: int) -> float:
+        """Of what the policy's weights are drawn to; 1: it stays."""
+        return 1.0 if self.reference_decay == 1 else min(self.reference_decay, (1 + steps) / (10 + steps))
 
 
 def pixels_training() -> TrainingConfig:

@@ -27,7 +27,7 @@ from torch import nn
 from cloud_learner.algorithms.augmentation import shift_images
 from cloud_learner.algorithms.interface import POLICY, Algorithm, AlgorithmConfig, Metrics, TrainedNetwork
 from cloud_learner.training.config import LossPrecision, TrainingConfig
-from cloud_learner.training.optimized_network import OptimizedNetwork
+from cloud_learner.training.optimized_network import OptimizedNetwork, is_optional
 from cloud_learner.training.ranks.group import ALONE, RankCommand, RankGroup
 from cloud_learner.training.ranks.sharded_network import make_network
 from policies.common.embodiments import EmbodimentTable
@@ -193,7 +193,7 @@ class Learner:
                 raise PolicyError(
                     f"the checkpoint is of another network: '{name}' {found}, expected {list(mine.shape)}. {_RESUME}"
                 )
-        extra = [name for name in state.tensors if "/optimizer/" not in name and name not in own]
+        extra = [name for name in state.tensors if not is_optional(name) and name not in own]
         theirs_base, base = str(state.meta.get("base", "")), base_sha256(self.policy.module)
         if theirs_base != base:
             raise PolicyError(

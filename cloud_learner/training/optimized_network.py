@@ -15,6 +15,14 @@ from cloud_learner.training.config import TrainingConfig
 from policies.common.weights import trainable_state_dict
 from wire.errors import PolicyError
 
+_REFERENCE = "reference"
+"""in the names of a checkpoint"""
+
+
+def is_optional(name: str) -> bool:
+    """Whether a checkpoint goes on without what it has under that name, and the other way about."""
+    return "/optimizer/" in name or f"/{_REFERENCE}/" in name
+
 
 class OptimizedNetwork:
     """Clipped AdamW on what can be trained of it; what is frozen is shared with the average."""
@@ -41,6 +49,9 @@ class OptimizedNetwork:
             self._average = copy_sharing(module, frozen).requires_grad_(False).eval()
         self._shard(frozen)
         self._parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        drawn = name == POLICY and training.reference_pull > 0
+        self._reference = {n: p.detach().clone() for n, p in self._parameters.items()} if drawn else {}
+        """what the weights are drawn to, by the parameter's name"""
         if self._average is not None:
             pairs = zip(self._average.parameters(), module.parameters(), strict=True)
             # what is frozen is shared, not averaged
@@ -111,9 +122,20 @@ class OptimizedNetwork:
 
     def step(self, number: int, rate: float = 1.0) -> None:
         """Down the gradient, at `rate` times that of gradient step `number`."""
+        rate *= self._training.rate(number) * self._network.rate_scale
         for group in self._optimizer.param_groups:
-            group["lr"] = self._training.rate(number) * self._network.rate_scale * rate
+            group["lr"] = rate
         self._optimizer.step()
+        if self._reference:
+            self._draw_back(rate, number)
+
+    @torch.no_grad()
+    def _draw_back(self, rate: float, number: int) -> None:
+        weights = [self._local(one) for one in self._parameters.values()]
+        reference = [self._local(one) for one in self._reference.values()]
+        torch._foreach_lerp_(weights, reference, min(1.0, rate * self._training.reference_pull))
+        if (decay := self._training.decay_of_reference(number)) < 1:
+            torch._foreach_lerp_(reference, weights, 1 - decay)
 
     @torch.no_grad()
     def update_average(self, steps: int) -> None:
@@ -143,6 +165,7 @@ class OptimizedNetwork:
         for name in sizes:
             if name.startswith(prefix) and (parameter := self._parameters.get(name.split("/", 3)[-1])) is not None:
                 own[name] = parameter.detach()
+        own |= {f"{self._name}/{_REFERENCE}/{name}": one for name, one in self._reference.items()}
         return {
             name: torch.empty_like(mine, dtype=sizes[name][1])
             for name, mine in own.items()
@@ -150,8 +173,9 @@ class OptimizedNetwork:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The same, and the optimiser's moments."""
+        """The same, the optimiser's moments, and what the weights are drawn to."""
         tensors = self.changing()
+        tensors |= {f"{self._name}/{_REFERENCE}/{name}": one for name, one in self._reference.items()}
         for name, parameter in self._parameters.items():
             for key, moment in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{self._name}/optimizer/{key}/{name}"] = moment
@@ -162,6 +186,9 @@ class OptimizedNetwork:
         """What `state` gave, of a network of the same shape."""
         for name, mine in self.changing().items():
             mine.copy_(tensors[name])
+        for name, one in self._reference.items():
+            # none: this training is drawn back from here on
+            one.copy_(tensors.get(f"{self._name}/{_REFERENCE}/{name}", self._parameters[name].detach()))
         self._optimizer.state.clear()
         prefix = f"{self._name}/optimizer/"
         for name, parameter in self._parameters.items():

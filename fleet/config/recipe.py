@@ -182,6 +182,11 @@ class Recipe:
         # an algorithm's settings that cannot be are refused here, whoever wrote it
         self.algorithm.needs()
 
+    @property
+    def measured_tasks(self) -> tuple[str, ...]:
+        """Those of which success is measured: the recipe's, then its evaluator's earlier ones."""
+        return tuple(dict.fromkeys((*self.tasks, *self.evaluator.earlier_tasks)))
+
     def as_member(self, name: str) -> Recipe:
         """The recipe of a member in this job: what is its robot's is its own, everything else is the job's."""
         one = self.members[name]

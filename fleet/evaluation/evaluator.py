@@ -50,6 +50,9 @@ class EvaluatorConfig:
     """per task, for the figures before and after"""
     final_first_seed: int = 2_000_000
     max_ticks: int = 200
+    earlier_tasks: tuple[str, ...] = ()
+    """of the robot's, which the fleet does not practise: measured beside those of the recipe, so that what the policy
+    could before is seen to stay"""
     delay_ticks: int = 1
     """ticks between an observation and its chunk, about what a robot of the fleet has"""
 

@@ -102,7 +102,7 @@ def plan_episodes(recipe: Recipe, episodes: int) -> list[tuple[str, int]]:
     first = recipe.evaluator.final_first_seed
     if first + episodes > HELD_OUT_SEEDS.stop:
         raise ConfigError(f"--episodes {episodes}: from seed {first} on there are {HELD_OUT_SEEDS.stop - first}.")
-    return [(task, first + number) for number in range(episodes) for task in recipe.tasks]
+    return [(task, first + number) for number in range(episodes) for task in recipe.measured_tasks]
 
 
 def rate(outcomes: Iterable[MeasuredEpisode]) -> SuccessRate:

@@ -114,7 +114,7 @@ def _evaluated(recipe: Recipe, name: str, seed: int) -> EvaluatedRobot:
     policy, conditions = recipe.make_policy(recipe.spec, seed), make_conditions(recipe, simulated, seed)
     if isinstance(policy, Explores):
         policy.stop_exploring()
-    given = scheduler_factory(recipe), recipe.tasks, recipe.evaluator.max_ticks, conditions
+    given = scheduler_factory(recipe), recipe.measured_tasks, recipe.evaluator.max_ticks, conditions
     return EvaluatedRobot(robot, policy, *given, name)
 
 

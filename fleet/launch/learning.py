@@ -264,6 +264,8 @@ def _open_learning(
         policy.load(weights.data, 0)
         pretrained = True
 
+    _require_reference(recipe, pretrained=pretrained)
+
     def open_dataset(one: Recipe) -> ReplayDataset:
         asked = msgspec.structs.replace(dataset_config(one, policy, seed, base), until_row=until_row)
         cache_bytes = recipe.cache_bytes // max(1, len(recipe.members))
@@ -287,6 +289,21 @@ def _open_learning(
         members[name] = MixMember(one.spec, dataset, one.share, count)
     mix = EmbodimentMix(members, max(1, recipe.training.pretrain_steps), joining.mark_ready)
     return _Learning(ledger, store, policy, pretrained, mix, joining.learner, joining.join)
+
+
+def _require_reference(recipe: Recipe, *, pretrained: bool) -> None:
+    """Raise `ConfigError` for weights that are to be drawn back to what is no use, or to what changes its shape."""
+    training = recipe.training
+    if not training.reference_pull:
+        return
+    what = f"training.reference_pull is {training.reference_pull:g}, and "
+    if recipe.members:
+        raise ConfigError(f"{what}recipe '{recipe.name}' is for robots of several shapes, which join it later: set 0.")
+    if training.reference_decay == 1 and not pretrained:
+        raise ConfigError(
+            f"{what}the policy begins with nothing learned: begin --from weights, or set training.reference_decay, "
+            "such as 0.999."
+        )
 
 
 def _base_tasks(recipe: Recipe, ledger: Ledger) -> list[str]:

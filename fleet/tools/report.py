@@ -19,6 +19,7 @@ from cloud_learner.operator.view_models import is_telling
 from fleet.config.data_directory import DataDirectory
 from fleet.config.machine import describe_machine
 from fleet.config.recipe import Recipe
+from fleet.evaluation.statistics import wilson
 from fleet.launch.process_specs import AFTER, BEFORE, minute_label
 from robot_edge.runtime.rejection_log import read_refusal
 from wire.errors import storage_errors
@@ -110,6 +111,7 @@ def make_report(
                 for row in evaluations
                 if row.label == "cadence"
             ],
+            "retention": retention(row for row in evaluations if row.label == "cadence"),
             "episodes": len({row.episode for row in online}),
             "quarters": quarters(row for row in ledger.episodes(limit=_ALL) if row.source == "online"),
             "demonstrations": len({row.episode for row in segments if row.source == "demonstration"}),
@@ -218,6 +220,22 @@ def _quantiles(values: list[float]) -> dict[str, float | int | None]:
         return {"p50": None, "p99": None, "count": 0}
     p50, p99 = np.percentile(values, [50, 99])
     return {"p50": round(float(p50), 4), "p99": round(float(p99), 4), "count": len(values)}
+
+
+def retention(measured: Iterable[EvaluationRow]) -> dict[str, dict[str, Any]]:
+    """By task, of the points of the curve in their order: its `best` success and in which version that was first, its
+    `newest`, and whether it is `lost`: their 95 % intervals (Wilson) do not overlap any more."""
+    points: dict[str, list[tuple[float, int, int]]] = {}
+    for row in measured:
+        for task, rate in row.success.items():
+            points.setdefault(task, []).append((rate, row.number, row.episodes))
+    found = {}
+    for task, every in sorted(points.items()):
+        best, newest = max(every, key=lambda point: point[0]), every[-1]
+        low, high = (wilson(round(rate * episodes), episodes) for rate, _, episodes in (best, newest))
+        versions = {"best_version": best[1], "newest_version": newest[1]}
+        found[task] = {"best": best[0], "newest": newest[0], **versions, "lost": high[1] < low[0]}
+    return found
 
 
 # --- how much help the robots needed ----------------------------------------------------------------------------------

@@ -27,6 +27,12 @@ export function wilson(rate, episodes) {
   return [Math.max(0, (middle - half) / scale), Math.min(1, (middle + half) / scale)];
 }
 
+/** Of a task's [rate, episodes] in time: the best one, if its 95 % interval is above that of the last one; else null. */
+export function lostFrom(points) {
+  const best = points.reduce((most, point) => (point[0] > most[0] ? point : most));
+  return wilson(...points.at(-1))[1] < wilson(...best)[0] ? best[0] : null;
+}
+
 /** 0.00123 -> "0.00123", 12345 -> "12345". */
 function short(value) {
   if (value == null) return "–";
@@ -93,8 +99,9 @@ export class RunView {
     const tasks = [...new Set(this.curve.flatMap((point) => Object.keys(point.tasks)))].sort();
     return figure("Held-out success, 95 % intervals", tasks.map((task, i) => {
       const there = this.curve.filter((point) => task in point.tasks);
+      const was = lostFrom(there.map((point) => [point.tasks[task], point.episodes]));
       return {
-        name: words(task),
+        name: was == null ? words(task) : `${words(task)}, was ${percent(was)}, now`,
         colour: colour(i),
         points: there.map((point) => [point.t_s, point.tasks[task]]),
         band: there.map((point) => [point.t_s, ...wilson(point.tasks[task], point.episodes)]),

@@ -89,7 +89,7 @@ def compare(options: CompareOptions) -> None:
     _check_file(options)
     pair = {"A": find_policy(options.a, options), "B": find_policy(options.b, options)}
     recipe, other = pair["A"].make_recipe(), pair["B"].make_recipe()
-    if (recipe.tasks, recipe.spec.data_hash) != (other.tasks, other.spec.data_hash):
+    if (recipe.measured_tasks, recipe.spec.data_hash) != (other.measured_tasks, other.spec.data_hash):
         raise ConfigError(
             f"A is of recipe '{recipe.name}', B of '{other.name}', with other tasks or another robot: nothing that one "
             "does can be held against the other."
@@ -154,8 +154,8 @@ def _position(episodes: list[tuple[str, int]]) -> Callable[[MeasuredEpisode], in
 
 
 def _rates(recipe: Recipe, outcomes: list[MeasuredEpisode]) -> dict[str, SuccessRate]:
-    found = {task: rate(one for one in outcomes if one.task == task) for task in recipe.tasks}
-    return {**found, "all": rate(outcomes)} if len(recipe.tasks) > 1 else found
+    found = {task: rate(one for one in outcomes if one.task == task) for task in recipe.measured_tasks}
+    return {**found, "all": rate(outcomes)} if len(found) > 1 else found
 
 
 def _title(under_test: PolicyUnderTest) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from hal.drivers.metaworld.camera import InlineCamera, ThreadedMetaWorldCamera
+from hal.drivers.metaworld.changes import UNCHANGED, WorldChanges
 from hal.drivers.metaworld.simulation import CONTROL_HZ, Simulation, import_simulator
 from hal.drivers.metaworld.tasks import KNOWN_TASKS, PIXEL_TASKS, instruction
 from hal.interfaces.robot import Feedback, check_reset, check_task, require_scene
@@ -37,6 +38,8 @@ class MetaWorldConfig:
     camera_hz: float = 20.0
     render_in_thread: bool = False
     """False: drawn between two ticks, deterministic, for evaluation. True: beside them, for a robot at its own rate"""
+    changes: WorldChanges = UNCHANGED
+    """what of the world is other than MetaWorld ships it; the spec says nothing of it"""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -127,7 +130,7 @@ class MetaWorldRobot:
         self._simulation = None
         simulation = self._simulations.get(task)
         if simulation is None:
-            simulation = self._simulations[task] = Simulation(task)
+            simulation = self._simulations[task] = Simulation(task, self.config.changes)
         simulation.reset(seed)
         if self._camera is not None:
             self._camera.start(simulation)

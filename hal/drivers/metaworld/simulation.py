@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hal.drivers.metaworld.changes import UNCHANGED, WorldChanges
 from wire.errors import RobotError
 
 CONTROL_HZ = 80.0
@@ -63,7 +64,7 @@ class Pose(NamedTuple):
 class Simulation:
     """One task's environment."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, changes: WorldChanges = UNCHANGED) -> None:
         mujoco, metaworld = import_simulator()
         env = metaworld.env_dict.ALL_V3_ENVIRONMENTS[f"{task}-v3"]()
         # What `set_task` does, without building the benchmark's 50 scenes: an episode's scene comes from its seed.
@@ -74,6 +75,7 @@ class Simulation:
         env.__dict__.pop("sawyer_observation_space", None)  # cached while the goal was still hidden
         # The control loop decides when an episode ends; MetaWorld would raise at 500 steps.
         env.max_path_length = sys.maxsize
+        changes.apply(mujoco, env, task)
         self.task = task
         self._env = env
         self._forward, self._step = mujoco.mj_forward, mujoco.mj_step

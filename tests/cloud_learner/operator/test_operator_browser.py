@@ -523,6 +523,9 @@ def test_the_run_is_drawn_while_somebody_looks(page: sync_api.Page, gateway: Gat
     success = charts.filter(has_text="Held-out success")
     sync_api.expect(success.locator("path.band")).to_have_count(2)
     sync_api.expect(success).to_contain_text("door open 75%")
+    lost = "points => import('/static/run.js').then(module => module.lostFrom(points))"
+    assert page.evaluate(lost, [[0.9, 20], [0.7, 20], [0.3, 20]]) == 0.9
+    assert page.evaluate(lost, [[0.9, 20], [0.3, 20], [0.7, 20]]) is None, "within what chance does"
     sync_api.expect(charts.filter(has_text="Shares drawn")).to_contain_text("push 75%", timeout=10_000)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

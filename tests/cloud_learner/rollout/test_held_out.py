@@ -92,9 +92,54 @@ def test_pairs_are_of_the_same_seed_and_a_round_counts_whole() -> None:
     assert not trial.add(second, {})
     assert not trial.add(HeldOutRequest(1, FIRST_SEED + 5), {"reach": [True] * 5}), "of other seeds"
     assert trial.add(second, {"reach": [True, False, True, False, True], "other": [True] * 5})
-    assert (trial.pairs, trial.candidate_wins, trial.current_wins, trial.worse.total) == (5, 3, 3, 0.0)
+    assert (trial.pairs, trial.whole.wins, trial.whole.worse.total) == (5, 3, 0.0)
+    assert trial.text().startswith("3 of 5 held-out episodes succeeded; of version 1, 3 of 5")
     assert [one.number for one in trial.missing()] == [1, 2], "what was measured last is loaded"
     assert trial.missing()[0].first_seed == FIRST_SEED + ROUND_SEEDS
+
+
+def decided_by_task(
+    before: dict[str, float], after: dict[str, float], dice: random.Random, task_margin: float
+) -> HeldOutTrial:
+    trial = HeldOutTrial.begin(2, 1, FIRST_SEED, 0.2, 0.05, 0.05, task_margin)
+    while trial.decision() is None:
+        for request in trial.missing():
+            chances = before if request.number == 1 else after
+            won = {task: [dice.random() < chance for _ in range(ROUND_SEEDS)] for task, chance in chances.items()}
+            trial.add(request, won)
+    return trial
+
+
+def test_one_lost_task_is_not_made_up_for_by_others() -> None:
+    before, after = {"old": 0.9, "new": 0.2, "newer": 0.2}, {"old": 0.3, "new": 0.8, "newer": 0.8}
+    dice, runs = random.Random(5), 60
+    without = [decided_by_task(before, after, dice, 0.0) for _ in range(runs)]
+    assert all(trial.decision() for trial in without), "without the bound it goes by all tasks together"
+    assert all(trial.lost_task == "" for trial in without)
+    found = [decided_by_task(before, after, dice, 0.3) for _ in range(runs)]
+    assert sum(trial.decision() is False for trial in found) >= 0.95 * runs
+    assert {trial.lost_task for trial in found if not trial.decision()} == {"old"}
+    (said,) = {trial.text().split("; ")[-1].split(":")[0] for trial in found if not trial.decision()}
+    assert said == "of old"
+
+
+def test_a_version_that_is_as_good_in_each_task_passes_with_the_bound_too() -> None:
+    dice, runs = random.Random(6), 60
+    same = {"a": 0.9, "b": 0.6, "c": 0.95}
+    found = [decided_by_task(same, same, dice, 0.3) for _ in range(runs)]
+    assert sum(bool(trial.decision()) for trial in found) >= 0.85 * runs
+    lost = {"a": 0.9, "b": 0.3, "c": 0.95}
+    found = [decided_by_task(same, lost, dice, 0.3) for _ in range(runs)]
+    assert sum(bool(trial.decision()) for trial in found) <= 0.08 * runs
+    assert max(trial.pairs for trial in found) <= 3 * 95, "it ends"
+
+
+def test_a_task_that_nobody_measures_any_more_holds_nothing_up() -> None:
+    trial = HeldOutTrial.begin(2, 1, FIRST_SEED, 0.2, 0.05, 0.05, 0.3)
+    for tasks in [("reach", "push")] + [("reach",)] * 20:
+        for request in trial.missing():
+            trial.add(request, {task: [True] * ROUND_SEEDS for task in tasks})
+    assert trial.decision() is True and trial.tasks.keys() == {"reach"}
 
 
 # --- in the rollout ---------------------------------------------------------------------------------------------------
@@ -126,6 +171,19 @@ def test_a_worse_one_is_refused_and_the_newest_is_next_with_seeds_of_its_own() -
     assert controller.wanted_measurements[0].first_seed > seeds[0]
     measure(controller, {1: 0.9, 4: 0.9})
     assert controller.current == 4 and not controller.wanted_measurements, "3 was passed over"
+
+
+def test_what_has_lost_a_task_is_refused_by_its_name() -> None:
+    controller = make(gate_task=0.3)
+    controller.on_version(2, 1, 0)
+    while controller.wanted_measurements:
+        (asked, *_) = controller.wanted_measurements
+        won = asked.number == 1
+        controller.on_measured(asked, {"reach": [won] * ROUND_SEEDS, "push": [not won] * ROUND_SEEDS}, 0)
+    assert controller.current == 1 and state_of(controller, 2) is VersionState.refused
+    (said,) = [one for one in controller.pop_decisions() if one.kind is DecisionKind.refused]
+    assert said.reason.startswith("has lost reach in held-out success: "), said.reason
+    assert "; of reach: 0 of " in said.reason
 
 
 def test_the_canary_comes_after_it() -> None:
@@ -231,7 +289,10 @@ def test_without_the_setting_an_evaluator_changes_nothing() -> None:
     assert controller.current == 2 and not controller.wanted_measurements
 
 
-@pytest.mark.parametrize("wrong", [{"gate_success": 1.0}, {"gate_success": -0.1}, {"gate_timeout_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"gate_success": 1.0}, {"gate_success": -0.1}, {"gate_timeout_s": 0.0}, {"gate_task": 1.0}, {"gate_task": 0.3}],
+)
 def test_a_gate_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         RolloutConfig(**wrong)

@@ -20,7 +20,7 @@ from policies.flow.policy import FlowPolicy
 from policies.interface.trainable import FinetuneConfig, Lora, apply_finetuning
 from tests.cloud_learner.training.batches import Batches
 from tests.samples import states_only
-from wire.errors import InvalidDataError, PolicyError
+from wire.errors import ConfigError, InvalidDataError, PolicyError
 from wire.types import CameraSpec, Dimension, RobotSpec
 
 SPEC = RobotSpec(
@@ -179,6 +179,64 @@ def test_the_average_decays_as_configured():
     moved = now["policy/module/fast.head.1.weight"]
     assert torch.allclose(now["policy/average/fast.head.1.weight"], torch.lerp(start, moved, 1 - 2 / 11), atol=1e-7)
     assert TRAINING.decay(10**6) == TRAINING.ema_decay
+
+
+def drawn(pull, decay=1.0):
+    return dataclasses.replace(TRAINING, reference_pull=pull, reference_decay=decay)
+
+
+def distance(one, other):
+    pairs = zip(one.policy.module.parameters(), other.policy.module.parameters(), strict=True)
+    return float(sum((mine - theirs).detach().square().sum() for mine, theirs in pairs)) ** 0.5
+
+
+def test_weights_are_drawn_back_to_those_the_training_began_with():
+    began, free, drawn_back, held = learner(), learner(), learner(training=drawn(20.0)), learner(training=drawn(1e9))
+    for one in (free, drawn_back, held):
+        run(one, 1, 25)
+    assert distance(held, began) < 1e-6
+    assert 0.02 * distance(free, began) < distance(drawn_back, began) < 0.7 * distance(free, began)
+
+
+def test_one_step_goes_back_by_the_rate_times_the_pull():
+    free, drawn_back = learner(), learner(training=drawn(100.0))
+    began = [one.detach().clone() for one in free.policy.module.parameters()]
+    for one in (free, drawn_back):
+        run(one, 1, 1)
+    back = TRAINING.rate(0) * 100.0
+    pairs = zip(began, free.policy.module.parameters(), drawn_back.policy.module.parameters(), strict=True)
+    for first, far, near in pairs:
+        torch.testing.assert_close(near.detach(), far.detach() + back * (first - far.detach()))
+
+
+def test_a_reference_that_follows_lets_weights_go_further():
+    began, fixed, following = learner(), learner(training=drawn(20.0)), learner(training=drawn(20.0, 0.5))
+    for one in (fixed, following):
+        run(one, 1, 25)
+    assert distance(following, began) > 1.5 * distance(fixed, began)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+def test_what_weights_are_drawn_to_goes_on_bit_for_bit_and_may_come_later(decay):
+    whole, first, second = (learner(training=drawn(20.0, decay)) for _ in range(3))
+    run(whole, 1, 10)
+    run(first, 1, 5)
+    second.restore(first.state())
+    run(second, 6, 5)
+    assert_same(snapshot(whole), snapshot(second))
+    free = learner()
+    run(free, 1, 5)
+    free.restore(first.state())
+    later = learner(training=drawn(1e9, decay))
+    later.restore(free.state())
+    run(later, 6, 3)
+    assert distance(later, first) < 1e-6, "what it had when it began to be drawn back"
+
+
+@pytest.mark.parametrize("wrong", [{"reference_pull": -1.0}, {"reference_decay": 1.1}, {"reference_decay": -0.1}])
+def test_a_pull_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        dataclasses.replace(TRAINING, **wrong)
 
 
 def test_bfloat16_trains_float32_weights():

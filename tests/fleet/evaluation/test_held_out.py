@@ -41,6 +41,16 @@ def test_scenes_are_held_out_and_every_beginning_is_balanced() -> None:
         plan_episodes(late, 3)
 
 
+def test_earlier_tasks_are_measured_beside_those_that_are_practised() -> None:
+    recipe = fake()
+    practised = replace(recipe, tasks=recipe.tasks[:1])
+    assert {task for task, _ in plan_episodes(practised, 2)} == {recipe.tasks[0]}
+    earlier = replace(recipe.evaluator, earlier_tasks=recipe.tasks[:2])
+    both = replace(practised, evaluator=earlier)
+    assert both.measured_tasks == recipe.tasks[:2], "each once"
+    assert [task for task, _ in plan_episodes(both, 1)] == list(recipe.tasks[:2])
+
+
 def test_an_episode_does_not_depend_on_those_before_it(weights: Path) -> None:
     # short chunks, so that many are made, and latency that is drawn
     one = under_test(weights, ["evaluator.max_ticks=30", "delay=random:0-4", "chunking.execute_ticks=2"])

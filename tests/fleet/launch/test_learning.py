@@ -114,6 +114,28 @@ def test_offline_it_learns_from_both_and_resumes_to_the_byte(data: DataDirectory
     assert not (mean[0] == mean[1]).all(), "each has its own statistics"
 
 
+def test_weights_are_drawn_back_only_to_what_has_learned(tmp_path: Path, data: DataDirectory) -> None:
+    plain = fake()
+    scratch = replace(plain, training=replace(plain.training, reference_pull=1.0))
+    started = DataDirectory(tmp_path / "a")
+    show(started, plain, 1)
+    with (
+        pytest.raises(ConfigError, match=r"begin --from weights, or set training\.reference_decay"),
+        learning.open_offline_trainer(scratch, started, started, 0, 1),
+    ):
+        pass
+    following = replace(plain, training=replace(scratch.training, reference_decay=0.99))
+    with learning.open_offline_trainer(following, started, started, 0, 1) as trainer:
+        trainer.step()
+    shapes = job("small", "wide")
+    shapes = replace(shapes, training=replace(shapes.training, reference_pull=1.0, reference_decay=0.99))
+    with (
+        pytest.raises(ConfigError, match="for robots of several shapes"),
+        learning.open_offline_trainer(shapes, data, DataDirectory(tmp_path / "b"), 0, 1),
+    ):
+        pass
+
+
 def test_a_member_that_is_added_later_begins_with_what_the_others_know(data: DataDirectory, tmp_path: Path) -> None:
     trained(job("small", "wide"), data, tmp_path / "run")
     recipe = job()

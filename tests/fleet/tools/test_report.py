@@ -11,9 +11,10 @@ from cloud_learner.buffer.control import HUMAN, POLICY
 from cloud_learner.buffer.maintenance.stats import collect, render
 from fleet.config.data_directory import DataDirectory
 from fleet.config.recipes import get_recipe
-from fleet.tools.report import RunCounters, make_report
+from fleet.tools.report import RunCounters, make_report, retention
 from tests.cloud_learner.buffer.stored import SPEC, Buffer
 from tests.cloud_learner.buffer.synthetic import fake_episode
+from wire.messages.gateway import Evaluation
 from wire.types import PolicyVersion
 
 
@@ -47,3 +48,19 @@ def test_how_long_it_took_until_a_robot_acted_by_what_was_trained(tmp_path: Path
     report = make_report(data, get_recipe("fake"), RunCounters(), 1.0)
     assert report["publish_to_applied_s"] == {"p50": 0.5, "p99": 0.5, "count": 1}
     assert report["trained_to_applied_s"] == {"p50": 1.5, "p99": 1.5, "count": 1}
+
+
+def test_a_task_is_lost_once_its_intervals_part_and_says_since_which_version(tmp_path: Path) -> None:
+    data = DataDirectory(tmp_path)
+    ledger = Buffer(data.buffer).ledger
+    curve = [(1, 0.2, 0.3), (2, 0.9, 0.3), (3, 0.9, 0.5), (4, 0.7, 0.6), (5, 0.3, 0.9)]
+    for number, old, new in curve:
+        found = Evaluation(number, {"old": old, "new": new}, 20, 1_000_000, "cadence", number, 1.0)
+        ledger.add_evaluation(found, number)
+    ledger.add_evaluation(Evaluation(5, {"old": 1.0, "new": 1.0}, 20, 2_000_000, "after", 6, 1.0), 6)
+    ledger.close()
+    report = make_report(data, get_recipe("fake"), RunCounters(), 1.0)
+    old = {"best": 0.9, "newest": 0.3, "best_version": 2, "newest_version": 5, "lost": True}
+    new = {"best": 0.9, "newest": 0.9, "best_version": 5, "newest_version": 5, "lost": False}
+    assert report["retention"] == {"new": new, "old": old}
+    assert retention(()) == {}

@@ -1,0 +1,1 @@
+"""What becomes of a trained fleet when the world changes under it."""
