@@ -91,6 +91,10 @@ class GateConfig:
     trust: float = 0.0
     """a policy that says of its chunk that it succeeds by itself with so much probability or more is left alone; 0:
     none is (`ActionChunk.outlook`; ThriftyDAgger, arXiv 2109.08273)"""
+    most_share: float = 1.0
+    """of a robot's ticks that the operator drives: no takeover begins while it would be more. What was not asked for is
+    there for later, up to that of `saved_ticks`"""
+    saved_ticks: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

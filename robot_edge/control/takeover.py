@@ -21,6 +21,8 @@ class Gate:
 
     def __init__(self, config: GateConfig) -> None:
         self._config = config
+        self._saved = config.most_share * config.saved_ticks
+        """ticks that the operator may drive"""
         self.reset()
 
     def reset(self) -> None:
@@ -42,6 +44,7 @@ class Gate:
             self._best, self._since_best = progress, 0
         else:
             self._since_best += 1
+        self._saved = min(self._saved + config.most_share, config.most_share * config.saved_ticks) - self.active
         if self.active:
             self._left -= 1
             if self._left > 0 or policy is None:
@@ -53,7 +56,8 @@ class Gate:
             apart = sum(motion) / max(1, len(motion)) + config.gripper_weight * gripper
             trusted = 0 < config.trust <= outlook
             self._bad = self._bad + 1 if apart > config.disagreement and not trusted else 0
-        if self._bad >= config.disagreement_ticks or self._since_best >= config.stall_ticks:
+        wanted = self._bad >= config.disagreement_ticks or self._since_best >= config.stall_ticks
+        if wanted and (config.most_share >= 1 or self._saved >= config.min_ticks):
             self.active, self._left = True, config.min_ticks
         return self.active
 
