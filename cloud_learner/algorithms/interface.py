@@ -125,6 +125,8 @@ class AlgorithmConfig(ABC):
     """of --policy-config: what a recipe's own policy is made with for it, where that has a name"""
     policy_kind: ClassVar[str] = ""
     """which kind of policy a recipe's own becomes for it, of the same name, where that has one; '': it stays"""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """of --set: what a recipe is set to for it, where nothing else is said"""
     on_ranks: ClassVar[bool] = True
     """whether several ranks can share its updates: all that it remembers is in the networks' weights"""
 

@@ -50,11 +50,14 @@ class ThriftyDagger(AlgorithmConfig):
 
     name: ClassVar[str] = "thrifty-dagger"
     policy_options: ClassVar[Mapping[str, object]] = {"outlook": 64}
+    settings: ClassVar[tuple[str, ...]] = ("loop.gate.trust=0.8", "loop.gate.most_share=0.1")
     on_ranks: ClassVar[bool] = False
     n_step: int = 8
     """ticks between what is seen and what its chance is learned from"""
     own_weight: float = 0.5
     """how often a step of the policy's own is drawn, for each step of a person"""
+    own_chance: float = 0.8
+    """the policy's own steps are imitated as well where what they led to has a better chance; 1: none"""
     recovery_weight: float = 1.0
     """how often a step by which a person brought the robot back is drawn; 0: no window begins there"""
 
@@ -62,6 +65,8 @@ class ThriftyDagger(AlgorithmConfig):
         for name in ("n_step", "own_weight"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"ThriftyDagger: {name} is {getattr(self, name)}; it must be positive.")
+        if not 0 < self.own_chance <= 1:
+            raise ConfigError(f"ThriftyDagger: own_chance is {self.own_chance}; it must be above 0 and at most 1.")
         if not 0 <= self.recovery_weight < math.inf:
             raise ConfigError(f"ThriftyDagger: recovery_weight is {self.recovery_weight}; give 0 or more.")
 
@@ -100,9 +105,12 @@ class ThriftyDaggerUpdates(Algorithm):
         batch = step.draw()
         steps = read_outcomes(batch, (len(batch["outcome"]), 1))
         self.notices.note(steps)
-        people = np.flatnonzero(~steps.own)
-        taught = select_rows(batch | {"mask": batch["imitable"]}, people) if len(people) else None
         known, chances = self.chances(step, batch)
+        good = np.zeros(len(known), bool)
+        good[known] = chances.cpu().numpy() > self._config.own_chance
+        rows = np.flatnonzero(~steps.own | good)
+        mask = np.where(good[:, None], batch["mask"], batch["imitable"])
+        taught = select_rows(batch | {"mask": mask}, rows) if len(rows) else None
         own = select_rows(batch, np.flatnonzero(known)) if known.any() else None
         # of each member another half
         mine = step.rng.random((64, int(known.sum()))) < 0.5
@@ -120,7 +128,8 @@ class ThriftyDaggerUpdates(Algorithm):
                 parts["outlook_loss"] = (errors * chosen).sum() / chosen.sum().clamp_min(1)
             return sum(list(parts.values())[1:], next(iter(parts.values())))
 
-        metrics = {"loss": 0.0, "own_share": float((steps.own & steps.known).mean())}
+        own_share = float((steps.own & steps.known).mean())
+        metrics = {"loss": 0.0, "own_share": own_share, "imitated_share": float(good.mean())}
         if taught is not None or own is not None:
             step.descend(POLICY, loss)
         if own is not None:

@@ -190,17 +190,21 @@ class Overrides:
             max_s=self.episode_time_s or usual.max_s,
         )
 
-    def with_policy_of(self, recipe: Recipe) -> Overrides:
-        """With the recipe's own policy by name, where none is given and the algorithm wants it configured otherwise.
+    def with_needs_of(self, recipe: Recipe) -> Overrides:
+        """With what the algorithm asks of a recipe, where nothing else is given: its settings, and the recipe's own
+        policy by name, if that is to be configured otherwise.
 
         So every process is told, and the data directory knows whose its versions are. Raises `ConfigError`.
         """
         own, algorithm = recipe.make_policy, self._learned(recipe).algorithm
+        given = {text.partition("=")[0].strip() for text in self.set_}
+        added = [text for text in algorithm.settings if text.partition("=")[0] not in given]
+        told = replace(self, set_=[*added, *self.set_]) if added else self
         if self.policy or not isinstance(own, NamedPolicy):
-            return self
+            return told
         kind, config = algorithm.policy_kind or own.choice.kind, {**own.choice.config, **algorithm.policy_options}
         wanted = PolicyChoice(kind, own.choice.name_or_path, config)
-        return self if wanted == own.choice else replace(self, policy=str(wanted), policy_config=json.dumps(config))
+        return told if wanted == own.choice else replace(told, policy=str(wanted), policy_config=json.dumps(config))
 
     def applied(self, recipe: Recipe) -> Recipe:
         """`recipe` with what is given here; each of its members, too.
@@ -223,12 +227,12 @@ class Overrides:
         if self.from_:
             # It acts already: nothing is demonstrated to it first.
             recipe = replace(recipe, start=parse_source(self.from_, "--from"), demonstrations=0)
-        choice, recipe = self.with_policy_of(recipe).choice(), self._learned(recipe)
-        if choice is not None:
-            return with_policy(recipe, choice, self.set_)
+        told, recipe = self.with_needs_of(recipe), self._learned(recipe)
+        if (choice := told.choice()) is not None:
+            return with_policy(recipe, choice, told.set_)
         if recipe.tiny:
             recipe.make_policy(recipe.spec, 0)
-        return with_settings(recipe, self.set_)
+        return with_settings(recipe, told.set_)
 
     def set_in(self, recipe: Recipe) -> Recipe:
         """`recipe` with its settings alone, its members as they are, for a process that runs no policy. Raises

@@ -102,7 +102,7 @@ def run_trainer(options: TrainerOptions) -> None:
     """Train on the buffer in DATA and publish versions to the gateway."""
     limit_threads()
     recipe = options.make_recipe(options.seed)
-    overrides = options.overrides.with_policy_of(recipe)
+    overrides = options.overrides.with_needs_of(recipe)
     recipe = overrides.applied(recipe)
     recipe = replace(recipe, staleness=read_staleness(options.max_lag, recipe.staleness))
     data = DataDirectory(options.root)

@@ -61,7 +61,7 @@ class Up:
         options.check()
         self.options = options
         self.recipe: Recipe = options.make_recipe(options.seed)
-        self.overrides = options.overrides.with_policy_of(self.recipe)
+        self.overrides = options.overrides.with_needs_of(self.recipe)
         # What cannot work is said here, once, rather than by every part.
         self.recipe = self.overrides.set_in(self.recipe) if self._builds else self.overrides.applied(self.recipe)
         self._names = robot_names(self.recipe, options.robots)

@@ -96,6 +96,13 @@ class GateConfig:
     there for later, up to that of `saved_ticks`"""
     saved_ticks: int = 1000
 
+    def __post_init__(self) -> None:
+        if not (0 < self.most_share <= 1 and self.most_share * self.saved_ticks >= self.min_ticks):
+            raise ConfigError(
+                f"GateConfig: with most_share {self.most_share} of saved_ticks {self.saved_ticks} nobody could take "
+                f"over for min_ticks {self.min_ticks}: give a share up to 1, and more ticks."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRules:

@@ -106,9 +106,9 @@ class TrainOptions(ProcessOptions):
     ] = ""
     overrides: Annotated[Overrides, LEARNING] = NOTHING
 
-    def with_policy_of_recipe(self) -> TrainOptions:
-        """See `Overrides.with_policy_of`."""
-        return replace(self, overrides=self.overrides.with_policy_of(self.make_recipe(self.seed)))
+    def with_needs_of_recipe(self) -> TrainOptions:
+        """See `Overrides.with_needs_of`."""
+        return replace(self, overrides=self.overrides.with_needs_of(self.make_recipe(self.seed)))
 
     def with_settings(self, given: list[str]) -> TrainOptions:
         """As if --set had said these as well."""
@@ -126,7 +126,7 @@ def train(options: TrainOptions) -> None:
     from robot_edge.runtime.lifecycle import ShutdownSignal
 
     limit_threads(options.threads)
-    options = _with_population(options).with_policy_of_recipe()
+    options = _with_population(options).with_needs_of_recipe()
     recipe, choice = options.overrides.applied(options.make_recipe(options.seed)), options.overrides.choice()
     steps, tuned = options.steps or recipe.training.pretrain_steps, read_tuned(recipe, recipe.population.tune)
     members = recipe.population.members

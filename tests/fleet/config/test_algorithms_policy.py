@@ -39,13 +39,13 @@ def test_it_is_the_same_but_for_what_the_algorithm_asks(recipe: Recipe) -> None:
 def test_it_becomes_one_of_the_kind_that_the_algorithm_trains(recipe: Recipe) -> None:
     overrides = Overrides(algorithm="rlpd", set_=["algorithm.critics=3"])
     own, found = recipe.make_policy(recipe.spec, 0), overrides.applied(recipe)
-    assert overrides.with_policy_of(recipe).policy == f"gaussian:{recipe.make_policy.choice.name_or_path}"
+    assert overrides.with_needs_of(recipe).policy == f"gaussian:{recipe.make_policy.choice.name_or_path}"
     assert replace(found, make_policy=recipe.make_policy, algorithm=recipe.algorithm) == recipe
     made = found.make_policy(found.spec, 0)
     assert made.kind == "gaussian" and made.max_offset == own.max_offset and made.config.cameras == own.config.cameras
     assert found.algorithm.make(made).networks.keys() == {"policy", "critic", "temperature"}
     chosen = replace(overrides, policy="flow:small")
-    assert chosen.with_policy_of(recipe) is chosen
+    assert chosen.with_needs_of(recipe) is chosen
 
 
 def test_every_process_that_acts_is_told_and_the_directory_knows(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_every_process_that_acts_is_told_and_the_directory_knows(tmp_path: Path)
 def test_what_is_chosen_stays_and_other_algorithms_ask_for_nothing() -> None:
     chosen = Overrides(algorithm="recap", policy="flow:small", policy_config='{"advantage": true, "guidance": 1.5}')
     for overrides in (chosen, Overrides(), Overrides(algorithm="hg-dagger")):
-        assert overrides.with_policy_of(state()) is overrides
+        assert overrides.with_needs_of(state()) is overrides
     assert chosen.applied(state()).make_policy(state().spec, 0).config.guidance == 1.5
     made_so = NamedPolicy(PolicyChoice("flow", "state", {"advantage": True, "guidance": 2.0}))
     own = replace(state(), algorithm=Recap(), make_policy=made_so)
-    assert Overrides().with_policy_of(own) == Overrides() and Overrides().applied(own).make_policy is made_so
-    assert Overrides().with_policy_of(replace(own, make_policy=state().make_policy)).policy == "flow:state"
+    assert Overrides().with_needs_of(own) == Overrides() and Overrides().applied(own).make_policy is made_so
+    assert Overrides().with_needs_of(replace(own, make_policy=state().make_policy)).policy == "flow:state"
 
 
 def test_batches_that_an_algorithm_cannot_learn_from_are_refused_before_anything_starts() -> None:
