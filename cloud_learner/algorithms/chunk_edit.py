@@ -11,7 +11,7 @@ weights, so it travels with them and acts on the robot.
 
 It departs from the paper in three things: the policy itself goes on imitating people, for they go on correcting; what
 comes after a chunk is a quantile of what was done there (`chunk_critic`), not what the editor would do; and the editor
-has no noise of its own, for the flow's samples differ.
+stretches and moves a chunk as a whole.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ChunkEdit(ValueConfig):
     """And how much of a chunk is changed for that."""
 
     name: ClassVar[str] = "chunk-edit"
-    policy_options: ClassVar[Mapping[str, object]] = {"editor": 128}
+    policy_options: ClassVar[Mapping[str, object]] = {"editor": 128, "editor_noise": 0.3}
     penalty: float = 0.1
     """what a change of 1, of an action normalised to [-1, 1], must bring in Q to be worth it, as a mean over numbers"""
     flow_steps: int = 5

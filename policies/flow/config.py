@@ -197,6 +197,8 @@ class FlowConfig(SlowPathConfig, frozen=True, kw_only=True):
     editor: Positive | None = None
     """hidden units of a small network that edits each chunk as a critic taught it; see `policies.flow.networks.editor`.
     None: there is none"""
+    editor_noise: Annotated[float, Meta(ge=0)] = 0.0
+    """of what it says while a robot explores, before it is bounded: the standard deviation"""
     outlook: Positive | None = None
     """hidden units of the networks that foretell whether the policy will succeed; see `policies.flow.networks.outlook`.
     None: there are none"""

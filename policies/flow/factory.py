@@ -73,6 +73,8 @@ class FlowOptions(NetworkOptions, frozen=True):
     """tell the fast path whether what it imitates was good"""
     editor: int | None = None
     """hidden units of a network that edits each chunk as a critic taught it"""
+    editor_noise: float | None = None
+    """how far it strays from that on robots, to find what is better"""
     outlook: int | None = None
     """hidden units of networks that foretell whether the policy will succeed"""
     explore: Literal["sde", "noise"] | None = None

@@ -55,7 +55,7 @@ class FlowPolicy(NetworkPolicy):
             spec, config, lambda: self._make_network(config, directory, random_vlm), targets, seed, runtime, training
         )
         self.ticks_ahead = config.ahead
-        self._exploring = config.explore is not None
+        self._exploring = True
         self._tokenizer = None
         if config.vlm is not None and directory is not None:
             self._tokenizer = instruction_tokenizer(directory, config.vlm.words)
@@ -85,7 +85,8 @@ class FlowPolicy(NetworkPolicy):
 
     def _actions(self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int) -> np.ndarray:
         horizon, width = self.horizon, self.config.action_dim
-        noise = self._noise(seed)
+        draws = seeded(seed)
+        noise = self._noise(draws)
         given = self._given(observation, latent)
         guided = prefix is not None and prefix.guided
         decided = torch.zeros(1, horizon, width, device=self.device)
@@ -105,22 +106,23 @@ class FlowPolicy(NetworkPolicy):
             else:
                 actions = self._sample(self._acting.fast, self.config, given, noise, wanted)
             if self.config.editor:
-                actions = self._acting.editor(given, actions, weights.repeat_interleave(width, 1)).float()
+                settled = weights.repeat_interleave(width, 1)
+                actions = self._acting.editor(given, actions, settled, self._editor_noise(draws)).float()
         return self._own_actions(actions.view(horizon, width)).cpu().numpy()
 
     def _explore(
         self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int
     ) -> tuple[np.ndarray, FlowTrace, float] | None:
         # what is committed or leaned on is not the flow's own
-        if not self._exploring or (prefix is not None and (prefix.committed or prefix.guided)):
+        if not self._exploring or not self.config.explore or (prefix is not None and (prefix.committed or prefix.guided)):
             return None
         given, head, draws = self._given(observation, latent), self._acting.noise_head, seeded(seed)
-        noise = torch.randn(1, self.horizon * self.config.action_dim, generator=draws).to(self.device)
+        noise = self._noise(draws)
         with self.runtime.autocast():
             walk = explore(self._acting.fast, self.config, head, given, noise, draws)
             actions = walk.actions
             if self.config.editor:
-                actions = self._acting.editor(given, actions).float()
+                actions = self._acting.editor(given, actions, noise=self._editor_noise(draws)).float()
         age = max(0.0, (observation.time_ns - latent.observed_ns) / self.spec.period_ns)
         # whoever makes the chunk knows its tick
         trace = FlowTrace(0, walk.step, walk.points.cpu().numpy(), observation.state, age)
@@ -133,9 +135,15 @@ class FlowPolicy(NetworkPolicy):
         # where the members know nothing of it they do not agree
         return self._acting.outlook(self._given(observation, latent)).amin().sigmoid().item()
 
-    def _noise(self, seed: int) -> torch.Tensor:
+    def _noise(self, draws: torch.Generator) -> torch.Tensor:
         """float32[1, H * da]"""
-        return torch.randn(1, self.horizon * self.config.action_dim, generator=seeded(seed)).to(self.device)
+        return torch.randn(1, self.horizon * self.config.action_dim, generator=draws).to(self.device)
+
+    def _editor_noise(self, draws: torch.Generator) -> torch.Tensor | None:
+        """float32[1, 2 * da]"""
+        if not (self._exploring and self.config.editor_noise):
+            return None
+        return self.config.editor_noise * torch.randn(1, 2 * self.config.action_dim, generator=draws).to(self.device)
 
     def _given(self, observation: Observation, latent: Latent) -> Conditioning:
         """What a chunk is made from."""

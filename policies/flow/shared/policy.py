@@ -182,8 +182,8 @@ class SharedFlowPolicy(FlowPolicy):
     def _state(self, observation: Observation) -> torch.Tensor:
         return self._own.states(super()._state(observation), self.module)
 
-    def _noise(self, seed: int) -> torch.Tensor:
-        return super()._noise(seed) * self._own.action_dims.repeat(self.horizon)
+    def _noise(self, draws: torch.Generator) -> torch.Tensor:
+        return super()._noise(draws) * self._own.action_dims.repeat(self.horizon)
 
     def _given(self, observation: Observation, latent: Latent) -> Conditioning:
         return super()._given(observation, latent)._replace(embodiment=self._own.row)
