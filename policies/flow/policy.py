@@ -114,7 +114,11 @@ class FlowPolicy(NetworkPolicy):
         self, observation: Observation, latent: Latent, prefix: Prefix | None, seed: int
     ) -> tuple[np.ndarray, FlowTrace, float] | None:
         # what is committed or leaned on is not the flow's own
-        if not self._exploring or not self.config.explore or (prefix is not None and (prefix.committed or prefix.guided)):
+        if (
+            not self._exploring
+            or not self.config.explore
+            or (prefix is not None and (prefix.committed or prefix.guided))
+        ):
             return None
         given, head, draws = self._given(observation, latent), self._acting.noise_head, seeded(seed)
         noise = self._noise(draws)

@@ -39,18 +39,23 @@ class Gate:
         has no action to offer, which never counts as disagreement (the robot holds by itself). `outlook`: what the
         policy says of its chance, nan if it does not. One that is trusted may disagree, but not stand still for ever.
         """
+        share = self._config.most_share
+        self._saved = min(self._saved + share, share * self._config.saved_ticks)
+        self._decide(policy, expert, progress, outlook)
+        self._saved -= self.active
+        return self.active
+
+    def _decide(self, policy: np.ndarray | None, expert: np.ndarray, progress: float, outlook: float) -> None:
         config = self._config
         if progress < self._best - config.stall_progress:
             self._best, self._since_best = progress, 0
         else:
             self._since_best += 1
-        self._saved = min(self._saved + config.most_share, config.most_share * config.saved_ticks) - self.active
         if self.active:
             self._left -= 1
-            if self._left > 0 or policy is None:
-                return True
-            self.active, self._bad, self._since_best = False, 0, 0
-            return False
+            if self._left <= 0 and policy is not None:
+                self.active, self._bad, self._since_best = False, 0, 0
+            return
         if policy is not None:
             *motion, gripper = [abs(a - b) for a, b in zip(policy.tolist(), expert.tolist(), strict=True)]
             apart = sum(motion) / max(1, len(motion)) + config.gripper_weight * gripper
@@ -59,7 +64,6 @@ class Gate:
         wanted = self._bad >= config.disagreement_ticks or self._since_best >= config.stall_ticks
         if wanted and (config.most_share >= 1 or self._saved >= config.min_ticks):
             self.active, self._left = True, config.min_ticks
-        return self.active
 
 
 class ScriptedTakeover:

@@ -88,7 +88,7 @@ def test_a_chance_is_what_a_loop_over_the_batch_says() -> None:
 
 def test_people_are_imitated_as_without_it_and_what_foretells_learns_beside_that() -> None:
     unclipped = replace(TRAINING, gradient_clip=1e9)
-    subject = Learner(FlowPolicy(SPEC, FORETELLING, seed=0), ThriftyDagger(n_step=N_STEP), unclipped, 0)
+    subject = Learner(FlowPolicy(SPEC, FORETELLING, seed=0), ThriftyDagger(n_step=N_STEP, own_chance=1.0), unclipped, 0)
     plain = Learner(FlowPolicy(SPEC, NET, seed=0), HGDagger(), unclipped, 0)
     plain.policy.module.load_state_dict(subject.policy.module.state_dict(), strict=False)
     plain.networks["policy"].average.load_state_dict(subject.average.state_dict(), strict=False)
@@ -102,6 +102,22 @@ def test_people_are_imitated_as_without_it_and_what_foretells_learns_beside_that
     assert len(outlook) == 6 * MEMBERS and all(not torch.equal(moved[name], begun[name]) for name in outlook)
     for name, one in plain.policy.module.named_parameters():
         torch.testing.assert_close(moved[name], one)
+
+
+def test_what_has_a_better_chance_is_imitated_as_if_a_person_had_done_it() -> None:
+    subject, none = learner(own_chance=0.5), learner(own_chance=1.0)
+    batch = drawn(4)
+    average = subject.average
+    known, chances = subject.algorithm.chances(SimpleNamespace(average=lambda name: average), batch)
+    better = np.flatnonzero(known)[chances.numpy() > 0.5]
+    assert 0 < len(better) < (batch["actor"] == POLICY).sum()
+    as_people = {**batch, "actor": batch["actor"].copy(), "imitable": batch["imitable"].copy()}
+    as_people["actor"][better], as_people["imitable"][better] = HUMAN, batch["mask"][better]
+    found, without = subject.step(Batches(batch)), none.step(Batches(batch))
+    plain = Learner(FlowPolicy(SPEC, FORETELLING, seed=0), HGDagger(), TRAINING, 0)
+    assert found["imitated_share"] == pytest.approx(len(better) / len(batch["actor"]))
+    assert without["imitated_share"] == 0 and found["loss"] != without["loss"]
+    assert found["loss"] == pytest.approx(plain.step(Batches(peoples(as_people)))["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -135,7 +151,9 @@ def test_policies_that_do_not_fit_are_refused_and_others_say_nothing() -> None:
     assert np.isnan(policy.act(observation, policy.think(observation), 0).outlook)
 
 
-@pytest.mark.parametrize(("field", "value"), [("n_step", 0), ("own_weight", 0), ("recovery_weight", -1)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("n_step", 0), ("own_weight", 0), ("own_chance", 0), ("recovery_weight", -1)]
+)
 def test_settings_that_it_cannot_work_with_are_named(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         ThriftyDagger(**{field: value})

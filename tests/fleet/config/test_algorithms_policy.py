@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cloud_learner.algorithms.recap import Recap
+from cloud_learner.algorithms.thrifty_dagger import ThriftyDagger
 from fleet.cli.__main__ import app
 from fleet.config.data_directory import RunIdentity
 from fleet.config.overrides import Overrides
@@ -61,6 +62,20 @@ def test_every_process_that_acts_is_told_and_the_directory_knows(tmp_path: Path)
     edge.make_policy(edge.spec, 1).load(trainer.make_policy(trainer.spec, 2).save(), 1)
     choice = RunIdentity.of(up.recipe, 0, up.overrides.choice()).policy
     assert choice == PolicyChoice("flow", "state", {"advantage": True})
+
+
+def test_what_a_recipe_is_set_to_for_it_reaches_every_process_and_yields_to_what_is_said() -> None:
+    asked = Overrides(algorithm="thrifty-dagger")
+    gate = asked.applied(state()).loop.gate
+    assert (gate.most_share, gate.trust) == (0.1, 0.8) and state().loop.gate.most_share == 1
+    told = asked.with_needs_of(state())
+    assert told.with_needs_of(state()) == told
+    edge = ProcessSpecs("state", "tcp://127.0.0.1:1", 0, True, told).make_edge("robot-0")
+    given = {word for option, word in zip(edge.argv, edge.argv[1:], strict=False) if option == "--set"}
+    assert given == set(ThriftyDagger.settings)
+    other = Overrides(algorithm="thrifty-dagger", set_=["loop.gate.most_share=0.3"], policy="flow:small")
+    other = replace(other, policy_config='{"outlook": 8}')
+    assert other.applied(state()).loop.gate == replace(gate, most_share=0.3)
 
 
 def test_what_is_chosen_stays_and_other_algorithms_ask_for_nothing() -> None:
