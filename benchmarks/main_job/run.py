@@ -39,6 +39,13 @@ class MainJobOptions:
     robots: int
     measure_at: float | None
     """minutes; None: only at the beginning and at the end"""
+    algorithm: str = ""
+    """'': the recipe's"""
+
+    @property
+    def name(self) -> str:
+        """Of what is run, in tables."""
+        return f"{self.recipe}, {self.algorithm}" if self.algorithm else self.recipe
 
 
 def run_once(wanted: MainJobOptions, seed: int) -> dict[str, Any]:
@@ -63,6 +70,8 @@ def run_once(wanted: MainJobOptions, seed: int) -> dict[str, Any]:
         ]
         command += ["--minutes", f"{wanted.minutes:g}", "--seed", str(seed), "--headless", "--port", "0"]
         command += ["--web-port", str(port), "--data", str(folder / "data"), "--report", str(folder / "report.json")]
+        if wanted.algorithm:
+            command += ["--algorithm", wanted.algorithm]
         if wanted.measure_at is not None:
             command += ["--measure-at", f"{wanted.measure_at:g}"]
         with _started(command) as process:
