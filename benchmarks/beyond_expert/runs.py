@@ -46,7 +46,7 @@ class BeyondExpertSize:
 
 
 FULL = BeyondExpertSize(
-    ("push", "pick-place"), (ALONE, "recap", "lwd", "chunk-edit"), (0, 1, 2), 60, 6_000, 30_000, 6_000, 40
+    ("drawer-open", "pick-place"), (ALONE, "recap", "chunk-edit"), (0, 1, 2), 60, 6_000, 30_000, 6_000, 40
 )
 QUICK = BeyondExpertSize(("push",), (ALONE, "chunk-edit"), (0,), 3, 100, 600, 300, 3)
 
