@@ -31,8 +31,8 @@ class LearningPoint:
     """processor time of robots, gateway and learner together, without measuring success"""
     tasks: dict[str, float]
     """success by task"""
-    steps: float = math.nan
-    """control ticks of a held-out episode that succeeded, mean over tasks; nan without one in a task"""
+    steps: float = math.inf
+    """control ticks of a held-out episode that succeeded, mean over tasks; infinite without one in a task"""
 
 
 def learning_curve(
@@ -68,6 +68,6 @@ def learning_curve(
 
 
 def steps_of_success(found: Sequence[RolloutResult]) -> float:
-    """Mean of those that succeeded; nan without any."""
+    """Mean of those that succeeded; infinite without any."""
     steps = [one.steps for one in found if one.success]
-    return float(np.mean(steps)) if steps else math.nan
+    return float(np.mean(steps)) if steps else math.inf

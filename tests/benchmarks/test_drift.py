@@ -19,7 +19,7 @@ from tests.extras import needs
 pytestmark = needs("metaworld")
 ARM = DriftWorld("arm", "state", WorldChanges(lag=1.5))
 PUSH = DriftWorld("push", "state", WorldChanges(tasks=("push",), friction=0.3))
-SIZE = DriftSize((ARM, PUSH), {"state": RecipeBudget(2, 5, 0.1)}, (0, 1), 240, 120, 1)
+SIZE = DriftSize((ARM, PUSH), {"state": RecipeBudget(2, 5, 0.1)}, (0, 1), 720, 360, 1)
 
 
 def run_of(before: float, push: Sequence[float], pick_place: Sequence[float], old: float = 0.0) -> DriftRun:
@@ -83,8 +83,8 @@ def test_a_fleet_that_has_learned_goes_on_in_a_changed_world(tmp_path: Path, mon
     before = runs.learn(size, tmp_path, "state", 0)
     assert before.keys() == {"push", "pick-place"}
     points = runs.adapt(size, tmp_path, ARM, 0)
-    assert [point.robot_steps for point in points] == [0, 120, 240]
-    assert 18 < points[-1].gradient_steps <= 24
+    assert [point.robot_steps for point in points] == [0, 360, 720]
+    assert 60 < points[-1].gradient_steps <= 72
     assert points[-1].human_steps > points[0].human_steps > 100, "the demonstrations are still there"
     assert runs.learn(size, tmp_path, "state", 0) == before
     assert runs.adapt(size, tmp_path, ARM, 0) == points, "kept"
